@@ -67,7 +67,6 @@ class Reason(enum.StrEnum):
     TOKENIZER_MISMATCH = "tokenizer_mismatch", "FAILED_PRECONDITION", Recovery.STOP
     BASE_MISMATCH = "base_mismatch", "FAILED_PRECONDITION", Recovery.STOP
     TASK_MISMATCH = "task_mismatch", "FAILED_PRECONDITION", Recovery.STOP
-    TASK_UNDECIDED = "task_undecided", "UNAVAILABLE", Recovery.WAIT
     NOT_JOINED = "not_joined", "FAILED_PRECONDITION", Recovery.REPLAN
     NAME_IN_USE = "name_in_use", "ALREADY_EXISTS", Recovery.REPLAN
     FENCED = "fenced", "FAILED_PRECONDITION", Recovery.STOP

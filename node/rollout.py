@@ -5,7 +5,6 @@ group is wanted (lease, version, staleness, vocabulary of the run).
 """
 
 import enum
-import hashlib
 import math
 import re
 from collections import defaultdict
@@ -205,8 +204,6 @@ class GroupHeader(GroupTerms):
     newest_version: int
     least_reward: float
     largest_reward: float
-    prompt_digest: bytes
-    """16 bytes: two samplers whose prompts have the same tokens state the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +256,6 @@ class RolloutGroup(GroupTerms):
     @property
     def header(self) -> GroupHeader:
         """The header that agrees with it."""
-        prompt = self.prompt_token_ids.astype("<i4").tobytes()
         rewards = [completion.reward for completion in self.completions if completion.has_reward]
         return GroupHeader(
             **{one.name: getattr(self, one.name) for one in fields(GroupTerms)},
@@ -271,7 +267,6 @@ class RolloutGroup(GroupTerms):
             newest_version=self.newest_version,
             least_reward=float(np.float32(min(rewards, default=math.nan))),
             largest_reward=float(np.float32(max(rewards, default=math.nan))),
-            prompt_digest=hashlib.blake2b(prompt, digest_size=16).digest(),
         )
 
     @property

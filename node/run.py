@@ -45,7 +45,7 @@ class RunSettings:
     task_digest: bytes = b""
     """Digest of the task's name and options."""
     grader_digest: bytes = b""
-    """Digest of the code that grades; empty: nobody has said yet."""
+    """Digest of the code that grades; empty: neither the configuration nor a verifier has said yet."""
     grader_said_by: str = ""
     """Who says so, for people."""
     verifiers_grade: bool = False
@@ -367,7 +367,7 @@ class RunStatus:
     ledger_gap: str = ""
     """Steps that the learner has taken and the ledger lacks, for people; empty if none are known."""
     prompts: int = 0
-    """Number of prompts of the task; 0 until a peer has reported it."""
+    """Number of prompts of the task."""
     bad_prompts: tuple[BadPrompt, ...] = ()
     """The newest prompts that were abandoned and have not been answered since."""
     bad_prompts_total: int = 0
@@ -375,12 +375,10 @@ class RunStatus:
     max_staleness_versions: int = 0
     teaching: Teaching | None = None
     batch_groups: int = 0
-    task_dispute: str = ""
-    """Disagreement of samplers about the task, for people; empty: none."""
     bad_prompt_reasons: dict[str, int] = field(default_factory=dict)
     """How many bad prompts for which reason."""
     grader_digest: bytes = b""
-    """Digest of the grader code of the run's groups; empty: nobody has said yet."""
+    """As in ``RunSettings``."""
     grader_said_by: str = ""
     """Who says so, for people."""
     exportable_best: int | None = None

@@ -308,8 +308,13 @@ async def _tried(
         options = coordinator.built_in_options
         await Trial(engine, task, options=options, metrics=metrics, done=done).run(leases)
         took_s = time.monotonic() - began
-    digests = {"task_digest": task.digest.hex(), "grader_digest": task.description.code_digest.hex()}
-    return groups, {"seconds": took_s, **digests}
+    is_counted = rows is not None or coordinator.known_prompts == task.prompts
+    return groups, {
+        "seconds": took_s,
+        "task_digest": task.digest.hex(),
+        "grader_digest": task.description.code_digest.hex(),
+        "prompts_to_set": None if is_counted else task.prompts,
+    }
 
 
 def _leases(
@@ -379,3 +384,5 @@ def _lines(totals: dict[str, Any]) -> Iterator[str]:
             f"prompts of at most {totals['prompt_tokens_max']}"
         )
     yield f"grader code {totals['grader_digest']}"
+    if (prompts := totals["prompts_to_set"]) is not None:
+        yield f"the task has {prompts} prompts: set coordinator.prompts = {prompts}, which a run needs"

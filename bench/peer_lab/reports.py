@@ -18,7 +18,7 @@ def sampler_registry() -> CollectorRegistry:
     node = NodeMetrics(registry, roles=["sampler"], clock=SystemClock())
     TransferMetrics(registry)
     sampler = SamplerMetrics(registry)
-    for what in ("prompt lease", "prompt lease: learner", "policy version", "task that samplers agree on"):
+    for what in ("prompt lease", "prompt lease: learner", "policy version", "policy fetch"):
         with node.waiting(what):
             pass
     node.watch_certificate("sampler", not_after_s=2e9)

@@ -387,8 +387,6 @@ TRUST_LOGPROBS_AND_PROMPTS: Final = (
           {"samplers": "heterorl_learner_unmeasured_samplers"}),
     Panel("Clamped tokens", "Per second: the learner finds them e^20 times as likely as their sampler said.",
           {"tokens": per_second("heterorl_learner_clamped_tokens_total")}),
-    Panel("Prompts that differ", "Groups whose prompt has other tokens at other samplers, per second.",
-          {"groups": per_second("heterorl_coordinator_prompt_disagreements_total")}),
     Panel("Grader code", "Different ones among the samplers present; groups refused for their options or "
           "grader, per second.",
           {"grader codes": "heterorl_coordinator_grader_digests",

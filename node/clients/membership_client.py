@@ -173,7 +173,7 @@ class MembershipClient:
                 elif not self._has_another_word():
                     raise
                 _log(error)
-            with self._waiting("task that samplers agree on"):
+            with self._waiting("hub"):
                 await backoff.wait()
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:

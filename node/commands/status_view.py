@@ -115,9 +115,8 @@ def _header(status: RunStatus) -> Text:
         "graders": _graders(status),
         "software": _software(status.peers),
         "bad": _bad_prompts(status),
-        "task": [status.task_dispute] if status.task_dispute else [],
     }
-    alarms = {"ledger", "task"} | ({"teaching"} if status.teaching and status.teaching.idle_s else set())
+    alarms = {"ledger"} | ({"teaching"} if status.teaching and status.teaching.idle_s else set())
     header = Text()
     for name, values in lines.items():
         # Texts of peers are among them: control characters must not reach the terminal.

@@ -21,6 +21,7 @@ from node.coordinator.work.accounts import RunTerms
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.group_check import Work
+from node.errors import ConfigError
 from node.extras import NeededPackage
 from node.run import REWARD
 from node.sampling_parameters import SamplingParameters
@@ -84,9 +85,9 @@ class CoordinatorConfig(BaseModel):
     """Name of the task that samplers take prompts from and grade by; one of theirs, built in or custom."""
     prompts: int | None = Field(default=None, ge=1, le=1 << 40)
     """Number of prompts the task has; each is leased once per epoch. A sampler whose task has another number
-    is refused. Unset: the number of rows of ``data``, or what the task's options say (reasoning_gym: size),
-    or else what most samplers report, kept in the ledger. A change in mid-run reorders the prompts that
-    follow."""
+    is refused. Unset: the number of rows of ``data``, or what the task's options say (reasoning_gym: size).
+    Other tasks need it; `heterorl-node try` counts their prompts. A change in mid-run reorders the prompts
+    that follow."""
     data: DataConfig | None = None
     """The data set; see ``[coordinator.data]``. Unset: the task has its own prompts."""
     task_options: dict[str, JsonValue] = Field(default_factory=dict, validate_default=True)
@@ -95,7 +96,8 @@ class CoordinatorConfig(BaseModel):
     load the task again, and groups graded before are not trained on."""
     grader_digest: str = Field(default="", pattern=r"^([0-9a-f]{32})?$")
     """Digest of the grader code that groups must be graded by, as `heterorl-node status --json` and `try`
-    show it. Empty: that of the verifiers present, or of most samplers. Set it where they disagree."""
+    show it. Empty: as a verifier says. Without a verifier no grader code is refused, and `status` shows where
+    samplers differ."""
     graded_by: Literal["sampler", "verifier"] = "sampler"
     """Who grades. "verifier": samplers send tokens alone, and groups wait until a verifier has graded them.
     Then judges and graders that do not repeat themselves are asked by machines you trust. Samplers need
@@ -262,7 +264,7 @@ class CoordinatorConfig(BaseModel):
     def check_data(
         self, model_dir: Path | None, *, state_dir: Path, told: Callable[[str], None]
     ) -> DataFindings | None:
-        """Read the data as a start does, and check every row; None: there is none.
+        """Read the data as a start does, and check every row; None: the task has its own prompts.
 
         Args:
             model_dir: Whose tokenizer counts; None: there is none at hand.
@@ -272,6 +274,7 @@ class CoordinatorConfig(BaseModel):
             ConfigError, StartupError: see ``data_check``.
         """
         if self.data is None:
+            self.own_prompts()
             return None
         use = DataUse(
             self.built_in_options,
@@ -295,9 +298,24 @@ class CoordinatorConfig(BaseModel):
 
     @property
     def known_prompts(self) -> int | None:
-        """Number of prompts, as configured here; None: only samplers can count them."""
+        """Number of prompts, as configured here; None: only the data or the task can tell."""
         options = self.built_in_options
         return self.prompts if self.prompts is not None or options is None else options.prompts
+
+    def own_prompts(self) -> int:
+        """Return the number of prompts of a task that has its own.
+
+        Raises ConfigError: it is not configured, and only the task knows.
+        """
+        if (prompts := self.known_prompts) is None:
+            raise ConfigError(
+                key="coordinator.prompts",
+                value="unset",
+                source="the configuration",
+                rule=f"the task {self.task!r} counts its own prompts, and no sampler's word decides for all",
+                fix="Set it to their number, which `heterorl-node try` shows.",
+            )
+        return prompts
 
     @property
     def needed_packages(self) -> tuple[NeededPackage, ...]:
@@ -360,8 +378,8 @@ class CoordinatorConfig(BaseModel):
         stated: int | None = getattr(options, "max_prompt_tokens", None)
         return limits.PROMPT_TOKENS if stated is None else stated
 
-    def terms(self, run_id: str, *, prompts: int | None) -> RunTerms:
-        """Return what the run asks of samplers; ``prompts`` is None where only they can count them."""
+    def terms(self, run_id: str, *, prompts: int) -> RunTerms:
+        """Return what the run asks of samplers."""
         return _copied(
             self,
             RunTerms,

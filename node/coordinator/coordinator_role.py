@@ -43,8 +43,8 @@ from node.coordinator.spool import Spool
 from node.coordinator.transactions import Transactions
 from node.coordinator.trust_upkeep import PARDONS, TrustUpkeep
 from node.coordinator.work.accounts import Accounts, Transaction
+from node.coordinator.work.run_data import NO_DATA, agreed_data
 from node.coordinator.work.slot_table import SlotBalance
-from node.coordinator.work.task_size import NO_DATA, agreed_data
 from node.coordinator.work.trust import task_is
 from node.enrolment.authority import KEY_FILE
 from node.enrolment.enrolment_ledger import FILE_NAME as ENROLMENT_FILE
@@ -221,11 +221,11 @@ def _accounts(
 ) -> Accounts:
     """Restore the accounts; refuse groups in the spool that were graded by other options than the run's."""
     balance, now = ledger.balance(), context.clock.now()
-    terms = config.terms(context.run.run_id, prompts=config.known_prompts if rows is None else rows.prompts)
+    prompts = config.own_prompts() if rows is None else rows.prompts
+    terms = config.terms(context.run.run_id, prompts=prompts)
     accounts = Accounts(balance, terms, now=now)
     if rows is not None:
         accounts.is_usable = rows.is_usable
-    _check_prompts_left(accounts)
     decision = task_is(accounts, before=balance.task_digest)
     ledger.record(decision.transaction)
     accounts.apply(decision.transaction, now=now)
@@ -302,18 +302,6 @@ def _check_not_lost(accounts: Accounts, published: Published) -> None:
         raise StartupError(
             f"the ledger knows of no learner, but version {head.number} was published",
             fix=f"Restore {LEDGER_FILE} from a backup: `heterorl-node ledger restore FILE --state-dir DIR`.",
-        )
-
-
-def _check_prompts_left(accounts: Accounts) -> None:
-    held_out = accounts.evaluations.settings.held_out_prompts
-    if accounts.prompts is not None and accounts.prompts <= held_out:
-        raise ConfigError(
-            key="coordinator.evaluation.prompts",
-            value=held_out,
-            source="the configuration",
-            rule=f"leaves no prompt to train on: by the ledger, the task has {accounts.prompts}",
-            fix="Lower it.",
         )
 
 

@@ -1,7 +1,6 @@
 """Metrics of the coordinator: verdicts, slots, lag, peers, the ledger."""
 
 import itertools
-import math
 import time
 from collections.abc import Callable, Iterator
 from operator import attrgetter
@@ -64,10 +63,6 @@ class CoordinatorMetrics:
         )
         self._capacity = new.gauge("capacity_groups", "Groups that may be leased under each bound.", "bound")
         self._spooled_bytes = new.gauge("spooled_bytes", "Groups on disk that wait for training.")
-        self._length_distance = new.gauge(
-            "length_distance_ratio", "Kolmogorov-Smirnov distance of the sizes of groups handed in and used."
-        )
-        self._length_distance.set(math.nan)
         self.staleness = new.histogram(
             "group_staleness_versions",
             "Staleness of groups when they were trained on.",
@@ -153,7 +148,7 @@ class CoordinatorMetrics:
         )
 
     def _make_of_checks(self, new: MetricFactory) -> None:
-        self.grader_digests = new.gauge("grader_digests", "Different grader codes of the samplers present.")
+        self._grader_digests = new.gauge("grader_digests", "Different grader codes of the samplers present.")
         self.misgraded_groups = new.counter(
             "misgraded_groups",
             "Groups refused because of what graded them: task options or grader code.",
@@ -170,9 +165,6 @@ class CoordinatorMetrics:
         self.evaluation_disputes = new.counter(
             "evaluation_disputes",
             "Evaluations in which samplers differ one way, and no third could say which is right.",
-        )
-        self.prompt_disagreements = new.counter(
-            "prompt_disagreements", "Groups whose prompt has other tokens at other samplers."
         )
         self.verifiers = new.gauge(
             "verifiers", "Verifiers that check rewards; without one rewards are believed."
@@ -220,8 +212,6 @@ class CoordinatorMetrics:
             self._capacity.labels(bound).set(max(0, n))
         self._learner_version.set(load.version)
         self._spooled_bytes.set(load.untrained_bytes)
-        distance = accounts.length_balance.distance()
-        self._length_distance.set(math.nan if distance is None else distance)
         self._waiting_newcomers.set(accounts.waiting_newcomers())
         self._ledger_confirmed.set(accounts.is_confirmed)
         self._ledger_behind.set(bool(accounts.gap))
@@ -230,6 +220,7 @@ class CoordinatorMetrics:
     def show_fleet(self, survey: FleetSurvey) -> None:
         """Show what a look at all peers found; peers that are not in it any more disappear."""
         self._peers.survey = survey
+        self._grader_digests.set(survey.grader_codes)
 
 
 _Gauge: TypeAlias = tuple[str, str, Callable[[EvaluationStatus], Evaluation | None], str]

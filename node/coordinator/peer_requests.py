@@ -18,6 +18,7 @@ from node.coordinator.peers import HeartbeatAnswer, HeartbeatReport, Peers
 from node.coordinator.spool import Spool
 from node.coordinator.work.decisions import EMPTY_PAUSE_S
 from node.coordinator.work.model_check import Learner, SamplerModel, VerifierModel
+from node.coordinator.work.task_check import check_prompts
 from node.coordinator.work.verdicts import Submitted
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease
@@ -45,7 +46,8 @@ class Joining:
     """None: a relay has none."""
     instance: str = ""
     prompts: int = 0
-    """Prompts of the task as the run has it now; 0: not known, or the coordinator has the rows."""
+    """Prompts that a sampler found in the run's task; 0: it does not know yet, or the coordinator has the
+    rows."""
     completes: bool = False
     grader_digest: bytes = b""
     speaks: Spoken = OURS
@@ -72,14 +74,11 @@ class PeerRequests:
             await self.spool.admit_learner(joining.model)
         elif joining.model is not None:
             self._check(peer, joining.model)
-        if isinstance(joining.model, SamplerModel):
-            await self.spool.admit_sampler(peer.node_id, prompts=joining.prompts)
-            if joining.model.base.root:
-                self._said_base[peer] = joining.instance
-                if len(self._said_base) > len(self.peers) + _GONE:
-                    self._said_base = {
-                        one: said for one, said in self._said_base.items() if one in self.peers
-                    }
+        if joining.prompts:
+            terms = self.spool.accounts.terms
+            check_prompts(joining.prompts, runs=terms.prompts, task=terms.work.task, sampler_id=peer.node_id)
+        if isinstance(joining.model, SamplerModel) and joining.model.base.root:
+            self._note(self._said_base, peer, joining.instance)
         before = self.peers.instance(peer)
         member = self.peers.join(
             peer,

@@ -19,7 +19,7 @@ from typing import Final
 from node.coordinator.fleet.membership import KnownPeer, Membership, PeerState
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work.accounts import Accounts
-from node.coordinator.work.agreement import NOT_AGREED, agreed_grader
+from node.coordinator.work.task_check import UNSAID, run_grader
 from node.identity.peer import Peer
 from node.limits import VERDICTS_PER_HEARTBEAT
 from node.policy import PolicyVersion
@@ -33,9 +33,6 @@ from node.verdict import GroupVerdict
 
 PENDING_VERDICTS: Final = 4 * VERDICTS_PER_HEARTBEAT
 """Verdicts kept for a sampler that does not heartbeat; then the oldest go. The ledger counts them all."""
-
-_GRADERS_AT_ONCE: Final = 64
-"""Up to so many samplers, what they agree on is found at each join; of more, at the next ``expire``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +87,7 @@ class Peers:
         grader_digest: bytes = b"",
         random: Callable[[], float] = randomness.random,
     ) -> None:
-        """Begin empty; ``grader_digest`` as configured, or empty: as samplers agree.
+        """Begin empty; ``grader_digest`` as configured, or empty: as verifiers say.
 
         ``random`` returns numbers in [0, 1), by which heartbeats are spread out.
         """
@@ -118,9 +115,7 @@ class Peers:
         self._configured_grader = grader_digest
         self._graders: dict[Peer, bytes] = {}
         """Sampler or verifier -> digest of its grader code."""
-        self._is_grader_due = False
-        """Whether what they agree on may have changed."""
-        accounts.grader = agreed_grader(NOT_AGREED, {}, configured=grader_digest, verifiers={})
+        accounts.grader = run_grader(UNSAID, configured=grader_digest, verifiers={})
         self._pending: dict[str, PendingVerdicts] = {}
         self.step: StepReport | None = None
         self.teaching: Teaching | None = None
@@ -161,9 +156,8 @@ class Peers:
             self._fleet.admit(peer)
         if grader_digest:
             self._graders[peer] = grader_digest
-            self._is_grader_due = True
-            if len(self._graders) <= _GRADERS_AT_ONCE:
-                self._agree_on_grader()
+            if peer.role is Role.VERIFIER:
+                self._ask_verifiers()
         return member
 
     def instance(self, peer: Peer) -> str:
@@ -193,8 +187,9 @@ class Peers:
 
         ``metrics`` are whole; ``metric_values`` are new values of those; both empty: as before.
         """
-        if self._membership.heartbeat(peer, now, instance=heartbeat.instance):
-            self._is_grader_due = True
+        is_back = self._membership.heartbeat(peer, now, instance=heartbeat.instance)
+        if is_back and peer.role is Role.VERIFIER:
+            self._ask_verifiers()
         if self._reports[peer].waits_for != heartbeat.waits_for:
             self._waits_since_s[peer] = now
         self._reports[peer] = heartbeat
@@ -311,7 +306,8 @@ class Peers:
         self._membership.leave(peer)
         self._via.pop(peer, None)
         self._fleet.drop(peer)
-        self._is_grader_due = self._is_grader_due or peer in self._graders
+        if peer.role is Role.VERIFIER:
+            self._ask_verifiers()
 
     def disconnected(self, peer: Peer) -> None:
         """Note that a peer's stream ended, in whatever order."""
@@ -340,12 +336,10 @@ class Peers:
             self._fleet.drop(member.peer)
             if member.state is PeerState.LEFT:
                 self._via.pop(member.peer, None)
-        if changed:
-            self._is_grader_due = True
         if len(self._reports) > len(self._membership):
             self._forget()
-        if self._is_grader_due:
-            self._agree_on_grader()
+        if any(member.peer.role is Role.VERIFIER for member in changed):
+            self._ask_verifiers()
         for sampler_id in self._pending.keys() - self._samplers:
             self._metrics.dropped_verdicts.inc(len(self._pending.pop(sampler_id)))
         self._metrics.heartbeat_pause.set(self._pause_s)
@@ -378,25 +372,16 @@ class Peers:
             (head - one.number for one in held if one is not None and 0 < one.number < head), default=0
         )
 
-    def _agree_on_grader(self) -> None:
-        self._is_grader_due = False
-        present = self._graders_present(Role.SAMPLER)
-        self.accounts.grader = agreed_grader(
-            self.accounts.grader,
-            present,
-            configured=self._configured_grader,
-            verifiers=self._graders_present(Role.VERIFIER),
-        )
-        self._metrics.grader_digests.set(len(set(present.values())))
-
-    def _graders_present(self, role: Role) -> dict[str, bytes]:
-        return {
-            member.peer.node_id: self._graders[member.peer]
-            for member in self._membership.members
-            if member.peer.role is role
-            and member.state in (PeerState.JOINED, PeerState.LIVE)
-            and member.peer in self._graders
+    def _ask_verifiers(self) -> None:
+        """Note which code grades, by the verifiers that are here."""
+        present = {
+            peer.node_id: self._graders[peer]
+            for peer in self._few
+            if peer.role is Role.VERIFIER and peer in self._graders and self._membership.is_here(peer)
         }
+        self.accounts.grader = run_grader(
+            self.accounts.grader, configured=self._configured_grader, verifiers=present
+        )
 
     def _verdicts_for(self, peer: Peer, *, has_heard: bool) -> tuple[GroupVerdict, ...]:
         pending = self._pending.get(peer.node_id) if peer.role is Role.SAMPLER else None

@@ -12,8 +12,8 @@ from node.clock import Clock
 from node.coordinator.peer_requests import Joining, PeerRequests
 from node.coordinator.peers import HeartbeatAnswer, HeartbeatReport
 from node.coordinator.run_status import RunReport
-from node.coordinator.work.agreement import DIGEST_BYTES
 from node.coordinator.work.model_check import Learner, SamplerModel, StatedText, VerifierModel
+from node.coordinator.work.task_check import DIGEST_BYTES
 from node.enrolment.move_notice import MoveNoticeFile
 from node.enrolment.renewal import Renewal
 from node.errors import Reason, RefusedError

@@ -13,7 +13,6 @@ from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import Peers
 from node.coordinator.work.capacity import Capacity
 from node.coordinator.work.decisions import room
-from node.coordinator.work.task_size import dispute
 from node.run import PeerQuery, PeerStatus, Role, RunStatus, SamplerStanding, Unusual
 from node.telemetry.own_faults import OwnFault, OwnFaults
 
@@ -74,7 +73,7 @@ class RunReport:
             capacity_bound=capacity.bound,
             now_s=now,
             ledger_gap=accounts.gap,
-            prompts=accounts.prompts or 0,
+            prompts=accounts.terms.prompts,
             bad_prompts=accounts.bad_prompts.newest(BAD_PROMPTS_SHOWN),
             bad_prompts_total=len(accounts.bad_prompts),
             evaluation=accounts.evaluations.status,
@@ -82,7 +81,6 @@ class RunReport:
             max_staleness_versions=accounts.terms.bounds.max_staleness_versions,
             grader_digest=accounts.grader.digest,
             grader_said_by=accounts.grader.said_by,
-            task_dispute=dispute(accounts.task, accounts.size_words),
             exportable_best=self.table.peers.exportable_best,
         )
 
@@ -104,7 +102,6 @@ class RunReport:
             started_for_s=started_for_s,
             ledger_gap=accounts.gap,
             is_confirmed=accounts.is_confirmed,
-            is_task_known=accounts.slots.prompts is not None,
             live_learners=peers.live(Role.LEARNER),
             learner_unheard_s=_unheard_s(peers, Role.LEARNER, now),
             learner_waits_for="" if learner is None else peers.report(learner).waits_for,

@@ -156,15 +156,6 @@ class Spool:
             self._metrics.prompt_faults.labels(fault).inc()
         return released.leases
 
-    async def admit_sampler(self, sampler_id: str, *, prompts: int) -> None:
-        """Admit a sampler, or raise why not; see ``trust.sampler_joins``."""
-        refusal = await self._settle(
-            lambda _: trust.sampler_joins(self._accounts, sampler_id=sampler_id, prompts=prompts),
-            caller=sampler_id,
-        )
-        if refusal is not None:
-            raise refusal
-
     def renew(self, sampler_id: str, lease_ids: tuple[str, ...]) -> tuple[str, ...]:
         """Extend leases to a full term; return those whose work is in vain."""
         return self._accounts.renew(sampler_id, lease_ids, now=self._clock.now())
@@ -188,7 +179,6 @@ class Spool:
 
     async def revoke(self, node_ids: frozenset[str]) -> None:
         undone = await self._settle(lambda now: trust.revocation(self._accounts, node_ids, now=now))
-        self._accounts.prompt_agreement.forget(node_ids)
         if undone != NOTHING_UNDONE:
             logger.info("revoked nodes settled", extra={"nodes": len(node_ids), **asdict(undone)})
 
@@ -230,7 +220,6 @@ class Spool:
         is_for_training = not is_evaluation_lease(encoded.group_id)
         groups = self._metrics.groups if is_for_training else self._metrics.evaluation_groups
         groups.labels(submitted.verdict).inc()
-        self._metrics.prompt_disagreements.inc(submitted.has_dissent)
         if submitted.verdict is Verdict.SPOOLED and is_for_training and isinstance(group, GroupTerms):
             self._observe_lags(sampler_id, group)
             self.wake_drain()

@@ -25,7 +25,7 @@ ORDERS: Final = ("paused", "drained")
 
 BOUNDS: Final = frozenset({
     "checks",
-    "concurrency", "staleness", "buffer", "share", "faults", "quarantine", "learner", "ledger", "task",
+    "concurrency", "staleness", "buffer", "share", "faults", "quarantine", "learner", "ledger",
     "prompts", "grader", "bytes", "grading", *ORDERS,
 })  # fmt: skip
 """Bounds a hub may name. Others are not shown: what a wait is for is a closed set of labels."""

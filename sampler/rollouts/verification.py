@@ -152,8 +152,9 @@ class Verification:
         texts = await asyncio.to_thread(_decoded, group, self._decoder)
         if odd := misstated_finish(group, texts, self._decoder.end_ids):
             return RewardFinding(group.group_id, RewardCheck.UNGRADABLE, odd)
-        if group.is_graded and (odd := await self._odd_prompt(task, group, row)):
-            return RewardFinding(group.group_id, RewardCheck.DISAGREED, odd)
+        if odd := await self._odd_prompt(task, group, row):
+            outcome = RewardCheck.DISAGREED if group.is_graded else RewardCheck.UNGRADABLE
+            return RewardFinding(group.group_id, outcome, odd)
         seen = completion_texts(group, texts)
         if task.description.sees_tokens:
             prompt = await asyncio.to_thread(self._decoder.decode_prompt, group.prompt_token_ids)
@@ -169,10 +170,7 @@ class Verification:
         return replace(finding, graded_s=graded_s)
 
     async def _odd_prompt(self, task: RunTask, group: RolloutGroup, row: bytes) -> str:
-        """Return how a group's prompt is not the task's, for people; "" if it is, or cannot be told.
-
-        Two samplers that agree on another prompt would otherwise outvote an honest one.
-        """
+        """Return how a group's prompt is not the task's, for people; "" if it is, or cannot be told."""
         key, stated = (task.digest, group.prompt_index, row), group.prompt_token_ids.tobytes()
         made = self._prompts.get(key) or await self._made(task, group.prompt_index, row)
         if made == stated:

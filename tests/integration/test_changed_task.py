@@ -98,6 +98,27 @@ async def test_a_sampler_with_another_grader_leases_nothing_and_its_group_is_ref
         assert hub.metric("heterorl_coordinator_misgraded_groups_total", what="grader code") == 1
 
 
+async def test_no_number_of_samplers_shuts_out_another_by_its_grader(
+    made: MadeRun, settings: dict[str, Any]
+) -> None:
+    names = [made.other_sampler, *(made.issue(made.sampler.role, f"liar-{number}") for number in range(2))]
+    async with (
+        joined(made, made.sampler, *names, **settings) as (hub, learner, sampler, *liars),
+        hub.peer(made.verifier) as verifier,
+    ):
+        for liar in liars:
+            await liar.join(grader_digest=B)
+        assert (await sampler.join(grader_digest=A)).grader_digest == b""
+        await learner.drain()
+        (lease,) = (await sampler.lease(1)).leases
+        assert (await sampler.submit(lease, grader_digest=A)).verdict == common_pb2.VERDICT_SPOOLED
+        assert (await verifier.join(grader_digest=A)).grader_said_by == f"verifier {made.verifier.node_id}"
+        for liar in liars:
+            refused = await liar.lease(1)
+            assert (list(refused.leases), refused.waits_for) == ([], "grader")
+        assert (await sampler.lease(1)).leases
+
+
 async def test_a_verifier_with_another_grader_than_the_configured_one_checks_nothing_and_is_told_why(
     made: MadeRun, settings: dict[str, Any]
 ) -> None:

@@ -14,7 +14,6 @@ from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.ledger.ledger_postgresql import tables
 from node.coordinator.work.accounts import Transaction
 from node.coordinator.work.step_history import Hello
-from node.coordinator.work.task_size import SizeWord
 from node.errors import StartupError
 from support.databases import leading
 from support.ledgers import LedgerDesk, as_released, open_desk
@@ -36,8 +35,6 @@ def file(tmp_path: Path) -> Path:
         desk.train_next(2)
         (waiting, _) = desk.lease(wanted=2, held=2)
         desk.submit(waiting)
-        words = tuple(SizeWord(name, "addition", 50) for name in ("s2", "s1"))
-        desk.ledger.record(Transaction(size_words=words))
     return tmp_path / "ledger.sqlite"
 
 
@@ -56,7 +53,6 @@ def test_a_file_moved_into_a_database_is_the_same_ledger_and_comes_back_row_for_
     found = back_up_database(database, to=copy)
     assert (found.path, found.steps, found.groups, found.problems) == (str(copy), 2, 1, ())
     assert rows(copy) == rows(file)
-    assert [name for name, *_ in rows(copy)["size_words"]] == ["s2", "s1"]
     assert not list(copy.parent.glob("*-wal"))
 
 

@@ -42,7 +42,7 @@ async def test_a_sampler_with_another_base_that_came_before_the_learner_is_never
     made: MadeRun, base: TorchEngine, model_dir: Path, fine_tuned_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running_hub(made) as hub, sampling(made, hub.address, fine_tuned_dir) as sampler:
-        await until(lambda: hub.hub.spool.accounts.prompts is not None)
+        await until(lambda: bool(hub.hub.peers.members))
         async with learning(hub, base, model_dir) as learner:
             await learner.drain(credits=8)
             assert await asyncio.wait_for(sampler.ending, timeout=20) is ExitCode.COULD_NOT_START

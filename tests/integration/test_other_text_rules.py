@@ -119,7 +119,7 @@ async def test_a_sampler_that_reads_texts_otherwise_is_refused_by_what_differs(
                 ended = await asyncio.wait_for(sampler.ending, timeout=20)
         else:
             async with sampling(made, hub.address, directory) as sampler:
-                await until(has_prompts(hub))
+                await until(has_joined(hub))
                 async with learning(hub, base, model_dir) as learner:
                     await learner.drain(credits=8)
                     ended = await asyncio.wait_for(sampler.ending, timeout=20)
@@ -128,5 +128,5 @@ async def test_a_sampler_that_reads_texts_otherwise_is_refused_by_what_differs(
     assert told in errors(caplog)
 
 
-def has_prompts(hub: RunningHub) -> Callable[[], bool]:
-    return lambda: hub.hub.spool.accounts.prompts is not None
+def has_joined(hub: RunningHub) -> Callable[[], bool]:
+    return lambda: bool(hub.hub.peers.members)

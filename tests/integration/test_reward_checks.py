@@ -106,6 +106,28 @@ async def test_whoever_states_another_prompt_is_shut_out_though_its_rewards_are_
         assert "is not the task's" in (await standing(learner)).standing_detail
 
 
+async def test_where_verifiers_grade_a_group_with_another_prompt_is_not_trained_on(
+    made: MadeRun, base: TorchEngine, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest_prompt = RunTask.prompt
+
+    async def exchanged(self: RunTask, *arguments: Any) -> Any:
+        prompt = await honest_prompt(self, *arguments)
+        return replace(prompt, token_ids=prompt.token_ids[::-1].copy())
+
+    async with (
+        running_hub(made, max_staleness_versions=500, graded_by="verifier") as hub,
+        learning(hub, base, model_dir) as learner,
+        verifying(made, hub.address, model_dir),
+        sampling(made, hub.address, model_dir) as sampler,
+    ):
+        await learner.drain(credits=1000)
+        await until(lambda: checks(hub, "graded") >= 1)
+        monkeypatch.setattr(RunTask, "prompt", exchanged)
+        await until(lambda: sampler.value("groups_total", verdict="suspect") >= 1)
+        assert checks(hub, "ungradable") >= 1
+
+
 async def test_a_verifier_whose_prompts_nobody_shares_accuses_nobody(
     made: MadeRun, base: TorchEngine, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

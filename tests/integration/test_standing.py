@@ -7,10 +7,9 @@ from pathlib import Path
 
 from heterorl.v1 import membership_pb2, rollout_pb2
 from node.commands import pardon_command
-from node.identity.revocation import FILE_NAME as REVOCATIONS
 from node.limits import PROBE_S
 from support.enrolled import let_in
-from support.hub import HandDrain, HandPeer, joined, reason, running_hub
+from support.hub import HandDrain, HandPeer, joined, running_hub
 from support.identity import MadeRun
 
 OFF = "0.92 +- .05 nats off"
@@ -123,35 +122,3 @@ async def test_a_pardon_asked_while_the_coordinator_is_away_is_taken_once_it_is_
     async with running_hub(made) as hub, hub.peer(made.sampler) as sampler:
         await sampler.join()
         assert not list((made.directory / "coordinator").glob("pardoned*"))
-
-
-async def test_two_samplers_that_disagree_on_a_task_wait_and_status_says_so(made: MadeRun) -> None:
-    async with (
-        running_hub(made, task="t", prompts=None) as hub,
-        hub.peer() as learner,
-        hub.peer(made.sampler) as liar,
-        hub.peer(made.other_sampler) as honest,
-        hub.peer(made.issue(made.sampler.role, "third")) as third,
-    ):
-        await learner.join()
-        await liar.join(prompts=1 << 40)
-        assert await reason(honest.join(prompts=100)) == "task_undecided"
-        assert "1099511627776 are used" in (await learner.status()).task_dispute
-        await third.join(prompts=100)
-        assert (await learner.status()).prompts == 100
-        await honest.join(prompts=100)
-
-
-async def test_what_a_revoked_sampler_said_of_the_task_goes_with_it(made: MadeRun) -> None:
-    async with (
-        running_hub(made, task="t", prompts=None) as hub,
-        hub.peer() as learner,
-        hub.peer(made.sampler) as liar,
-        hub.peer(made.other_sampler) as honest,
-    ):
-        await learner.join()
-        await liar.join(prompts=1 << 40)
-        (made.directory / "coordinator" / REVOCATIONS).write_text(f"{made.sampler.node_id}\n")
-        await until_status(learner, lambda status: not status.prompts)
-        await honest.join(prompts=100)
-        assert (await learner.status()).prompts == 100

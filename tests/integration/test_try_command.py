@@ -103,6 +103,26 @@ def test_what_was_graded_of_each_completion_is_shown_and_why_one_has_no_answer(
     assert re.search(r"\| [^\n]*\nno answer: answer_pattern matches nothing in it\n", capsys.readouterr().out)
 
 
+@pytest.mark.parametrize("prompts", [None, 7, 20])
+def test_a_task_that_counts_its_own_prompts_says_which_number_the_run_needs(
+    tmp_path: Path, model_dir: Path, capsys: pytest.CaptureFixture[str], prompts: int | None
+) -> None:
+    file = tmp_path / "own.toml"
+    configured = "" if prompts is None else f"prompts = {prompts}"
+    file.write_text(
+        f"""
+        [coordinator]
+        task = "t"
+        {configured}
+        [sampler]
+        custom_tasks = {{ t = "support.bad_prompts:Fine" }}
+        """
+    )
+    try_it(file, model_dir, "-n", "1", "--json")
+    summary = json.loads(capsys.readouterr().out)["summary"]
+    assert summary["prompts_to_set"] == (None if prompts == 20 else 20)
+
+
 def test_a_grader_that_cannot_be_imported_is_told_before_the_model_is_loaded(
     coordinator: Path, tmp_path: Path, model_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

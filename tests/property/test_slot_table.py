@@ -177,7 +177,6 @@ class SlotsOfARun(RuleBasedStateMachine):
         assert after.verdicts() == before.verdicts()
         assert after.spooled_at_s == before.spooled_at_s
         assert after.bad_prompts.newest(PROMPTS) == before.bad_prompts.newest(PROMPTS)
-        assert after.task == before.task
         assert list(after.standings) == sorted(before.standings, key=lambda standing: standing.sampler_id)
         assert all(after.staleness_mean(s) == before.staleness_mean(s) for s in ("s1", "s2", "s3"))
 

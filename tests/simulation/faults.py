@@ -130,7 +130,6 @@ class Plan:
     concurrency_groups: int
     buffer_groups: int
     prompts: int
-    are_prompts_configured: bool
     lease_ttl_s: float
     lease_max_s: float
     group_s: float
@@ -170,7 +169,6 @@ def draw_plan(seed: int) -> Plan:
         concurrency_groups=draw.choice((4, 8, 16)),
         buffer_groups=batch_groups + draw.choice((0, 2, 8)),
         prompts=draw.choice((7, 20, 50)),
-        are_prompts_configured=draw.random() < 0.7,
         lease_ttl_s=lease_ttl_s,
         lease_max_s=lease_ttl_s * draw.choice((2, 4)),
         group_s=draw.choice((2.0, 4.0, 6.0)),

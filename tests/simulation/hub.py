@@ -103,7 +103,7 @@ def terms_of(plan: Plan, task_digest: bytes) -> RunTerms:
             buffer_bytes=1 << 20,
             verifiers_grade=plan.verifiers_grade,
         ),
-        plan.prompts if plan.are_prompts_configured else None,
+        plan.prompts,
         prompt_seed=1,
         lease_ttl_s=plan.lease_ttl_s,
         lease_max_s=plan.lease_max_s,
@@ -267,9 +267,7 @@ class Hub:
             RunMembers(
                 self.requests,
                 report,
-                settings=membership_pb2.JoinResponse(
-                    prompts=plan.prompts if plan.are_prompts_configured else 0
-                ),
+                settings=membership_pb2.JoinResponse(),
                 revocations=lists,
                 clock=clock,
                 renewal=Renewal(Path(), RenewedCertificates(), lifetime_s=0.0, clock=clock),

@@ -70,7 +70,6 @@ def _simpler(plan: Plan) -> Iterator[Plan]:
         "evaluates_every_versions": 0,
         "uninformative": 0.0,
         "verifiers_grade": False,
-        "are_prompts_configured": True,
         "samplers": 2,
         "batch_groups": 1,
     }

@@ -327,8 +327,6 @@ class Witness:
             ("spool", accounts.spooled_at_s, again.spooled_at_s),
             ("next slot", accounts.slots.next_slot, again.slots.next_slot),
             ("standings", _by_name(accounts), _by_name(again)),
-            ("words on size", accounts.size_words, again.size_words),
-            ("task", accounts.task, again.task),
             ("bad prompts", accounts.bad_prompts.newest(99), again.bad_prompts.newest(99)),
             ("evaluations", accounts.evaluations.status, again.evaluations.status),
             ("held-out slots", accounts.evaluations._slots, again.evaluations._slots),

@@ -35,7 +35,7 @@ LEARNER = Learner("learner", 1, b"l" * 16, b"t" * 16, vocabulary_size=100, versi
 def make_accounts(
     balance: Balance | None = None,
     *,
-    prompts: int | None = 50,
+    prompts: int = 50,
     now: float = NOW_S,
     bounds: Bounds = BOUNDS,
     evaluation: EvaluationSettings = NO_EVALUATION,

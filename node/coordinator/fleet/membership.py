@@ -40,6 +40,9 @@ class PeerState(enum.StrEnum):
     """Shown for a node that is shut out, whatever its membership; nobody's membership is in this state."""
 
 
+_HERE: Final = frozenset({PeerState.JOINED, PeerState.LIVE})
+
+
 @dataclass(frozen=True, slots=True)
 class KnownPeer:
     peer: Peer
@@ -148,6 +151,10 @@ class Membership:
         if peer in self._members:
             self._put(replace(self._members[peer], state=PeerState.LEFT))
 
+    def is_here(self, peer: Peer) -> bool:
+        """Whether a peer has joined, has not left and is not silent."""
+        return peer in self._members and self._members[peer].state in _HERE
+
     def present(self, peer: Peer) -> KnownPeer:
         """Return a peer that has joined and not left. Raises RefusedError: NOT_JOINED."""
         member = self._members.get(peer)
@@ -187,7 +194,7 @@ class Membership:
 
     def _check_no_twin(self, member: KnownPeer, instance: str, now: float) -> None:
         silence_s = now - member.last_seen_s
-        is_here = member.is_connected and member.state in (PeerState.JOINED, PeerState.LIVE)
+        is_here = member.is_connected and member.state in _HERE
         if not _are_twins(member, instance) or not is_here or silence_s > self._silent_after_s:
             return
         self._put(replace(member, refused_twins=member.refused_twins + 1, refused_twin_at_s=now))

@@ -30,6 +30,10 @@ CLOCKS_APART_S: Final = 60.0
 TWIN_S: Final = 120.0
 """How long a refused process is told of: several of its retries, which are up to 30 s apart."""
 
+UNSAID_GRADER: Final = (
+    "grader code differs and none is refused: set coordinator.grader_digest, or start a verifier"
+)
+
 PEERS_PER_PART: Final = 500
 """Looked at between two heartbeats: 5 ms."""
 
@@ -66,6 +70,8 @@ class FleetSurvey:
     named: tuple[tuple[Peer, Measured], ...]
     """The peers that metrics name."""
     unusual: tuple[Unusual, ...]
+    grader_codes: int = 0
+    """Different ones of the samplers that are here."""
 
     @property
     def peer_counts(self) -> tuple[PeerCount, ...]:
@@ -91,6 +97,8 @@ class Surveyor:
     _silent: set[Peer] = field(default_factory=set)
     _named: dict[Peer, Measured] = field(default_factory=dict)
     _unusual: dict[str, list[tuple[float, str]]] = field(default_factory=dict)
+    _graders: dict[bytes, list[Peer]] = field(default_factory=dict)
+    """Grader code -> the samplers that are here and have it."""
 
     def see(
         self,
@@ -130,6 +138,8 @@ class Surveyor:
             self._note(f"sampler in standing {standing}", 0.0, peer)
         if twin_for_s is not None and twin_for_s <= TWIN_S:
             self._note("second process of the same name refused", -twin_for_s, peer)
+        if grader and state is not PeerState.SILENT:
+            self._graders.setdefault(grader, []).append(peer)
         if grader not in (b"", self.run_grader) and self.run_grader:
             self._note("grader code other than the run's, leased nothing", 0.0, peer)
         if speaks.protocol < OURS.protocol:
@@ -143,6 +153,10 @@ class Surveyor:
             name: np.array([getattr(measured, name) for _, measured in self._samplers], dtype=np.float64)
             for name in MEASURES
         }
+        if len(self._graders) > 1 and not self.run_grader:
+            for samplers in self._graders.values():
+                for place, peer in enumerate(samplers):
+                    self._note(UNSAID_GRADER, -place, peer)  # one of each code is named first
         named = dict(self._named)
         is_heard = np.array([peer not in self._silent for peer, _ in self._samplers], dtype=bool)
         for name, values in numbers.items():
@@ -153,7 +167,12 @@ class Surveyor:
         clocks = np.array([measured.clock_offset_s for measured in self._few], dtype=np.float64)
         numbers["clock_offset_s"] = np.concatenate([numbers["clock_offset_s"], clocks])
         return FleetSurvey(
-            self._counts, self._standings, numbers, tuple(named.items()), tuple(self._all_unusual())
+            self._counts,
+            self._standings,
+            numbers,
+            tuple(named.items()),
+            tuple(self._all_unusual()),
+            grader_codes=len(self._graders),
         )
 
     def _note(self, what: str, badness: float, peer: Peer) -> None:

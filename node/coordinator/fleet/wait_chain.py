@@ -34,7 +34,6 @@ REMEDIES: Final[Mapping[str, str]] = {
     # samplers
     "task that loads here": "The task or its grader cannot be loaded there: that sampler's log says why.",
     "task that works": "Its last leases all failed: that sampler's log says why.",
-    "task that samplers agree on": "Their tasks have other numbers of prompts: set coordinator.prompts.",
     "hub": "That sampler cannot reach the hub that its leases come from: check its link.",
     "policy version": "Its version is older than coordinator.max_staleness_versions: put a relay near it.",
     "policy fetch": "It fetches a version that it needs: its link is slow, a relay would help.",
@@ -50,7 +49,6 @@ REMEDIES: Final[Mapping[str, str]] = {
     "prompt lease: quarantine": "It is quarantined: `status` says why; then `heterorl-node pardon`.",
     "prompt lease: learner": "The learner has not found the ledger whole since the coordinator's start.",
     "prompt lease: ledger": "The ledger is behind the learner: `status` says by which steps.",
-    "prompt lease: task": "Nobody has said yet how many prompts the task has.",
     "prompt lease: prompts": "All prompts are leased or set aside; `status` lists the latter.",
     "prompt lease: grader": "Its grader's code is not the run's: install the same everywhere.",
     "prompt lease: paused": "`heterorl-node resume` leases again.",
@@ -89,8 +87,6 @@ class Facts:
     ledger_gap: str
     is_confirmed: bool
     """Whether the learner has found the ledger whole."""
-    is_task_known: bool
-    """Whether somebody has said how many prompts the task has."""
     live_learners: int
     learner_unheard_s: float | None
     """Since the learner was last heard of; None: not since the coordinator started."""
@@ -201,10 +197,6 @@ def _causes(facts: Facts, samplers: Sequence[WaitingSamplers]) -> tuple[str, tup
             Wait("samplers", "the learner to find the ledger whole", started_s, ""),
             Wait("the learner", learner or UNNAMED, learner_s, told),
         )
-    if not facts.is_task_known:
-        told = REMEDIES["task that samplers agree on"]
-        agreement = Wait("the run", "samplers to agree how many prompts the task has", started_s, told)
-        return "nothing is leased", (agreement,)
     if facts.lacks_verifier:
         told = (
             "Start one (`heterorl-node --role verifier`), see the log of the one that was here, or set "

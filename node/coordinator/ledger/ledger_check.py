@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from node.coordinator.ledger.ledger_schema import RELEASED, SCHEMA_VERSION, digest_of
-from node.coordinator.work.task_size import NO_DATA, DataSeen
+from node.coordinator.work.run_data import NO_DATA, DataSeen
 from node.errors import StartupError
 from node.run import Evaluation
 

@@ -143,8 +143,7 @@ def _copy_in(
 
 def _order(table: str) -> str:
     """Return what the rows of a table are to come in the order of."""
-    key = ", ".join(map(_quoted, tables()[table].key))
-    return "rowid" if table == "size_words" else key or "1"
+    return ", ".join(map(_quoted, tables()[table].key)) or "1"
 
 
 def _quoted(column: str) -> str:

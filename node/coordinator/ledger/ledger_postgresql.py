@@ -49,7 +49,6 @@ _TYPES: Final = (
 
 _TABLES: Final = f"""
 {functools.reduce(lambda text, pair: text.replace(*pair), _TYPES, SCHEMA)}
-ALTER TABLE size_words ADD COLUMN rowid BIGINT GENERATED ALWAYS AS IDENTITY;
 ALTER TABLE groups ALTER COLUMN columns SET STORAGE EXTERNAL; -- compressed by samplers, if at all
 CREATE TABLE accepted_loss (first_slot BIGINT NOT NULL);
 CREATE TABLE leadership (

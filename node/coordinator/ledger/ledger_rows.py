@@ -20,6 +20,7 @@ from node.coordinator.work.check_queue import Held
 from node.coordinator.work.evaluation.evaluations import EvaluationBalance, EvaluationChange
 from node.coordinator.work.evaluation.scores import PromptScore
 from node.coordinator.work.model_check import Learner
+from node.coordinator.work.run_data import NO_DATA, DataSeen
 from node.coordinator.work.sampler_standing import Standing
 from node.coordinator.work.slot_generations import Generation
 from node.coordinator.work.slot_table import SlotBalance
@@ -32,7 +33,6 @@ from node.coordinator.work.slots import (
     group_id,
     slot_and_attempt,
 )
-from node.coordinator.work.task_size import NO_DATA, DataSeen, SizeWord, TaskSize
 from node.coordinator.work.version_log import VERSIONS_REMEMBERED, Announced
 from node.errors import Reason, RefusedError
 from node.failure import BadPrompt, Failure
@@ -154,11 +154,6 @@ class LedgerRows(ABC):
                 for row in rows("SELECT * FROM bad_prompts ORDER BY at_s DESC LIMIT ?", [BAD_PROMPTS])
             ),
             standings=tuple(Standing(*row) for row in rows("SELECT * FROM standings ORDER BY sampler_id")),
-            size_words=tuple(
-                SizeWord(*row)
-                for row in rows("SELECT sampler_id, task, prompts FROM size_words ORDER BY rowid")
-            ),
-            task=next((TaskSize(*row) for _, *row in rows("SELECT * FROM task")), None),
             evaluations=EvaluationBalance(
                 tuple(Evaluation(*row) for row in rows("SELECT * FROM evaluations ORDER BY version")),
                 tuple(_slot(row) for row in rows("SELECT * FROM evaluation_slots ORDER BY number")),
@@ -226,15 +221,7 @@ class LedgerRows(ABC):
         for bad in transaction.prompts.bad:
             put("bad_prompts", (*astuple(bad)[:-2], json.dumps(bad.said_by)))
         put("standings", *map(_flat, transaction.standings))
-        write_each(
-            "DELETE FROM size_words WHERE sampler_id = ?", ((w.sampler_id,) for w in transaction.size_words)
-        )
-        put("size_words", *(astuple(w) for w in transaction.size_words if w.prompts))
-        for table, only in (
-            ("task", transaction.task),
-            ("data", transaction.data),
-            ("learner", transaction.learner),
-        ):
+        for table, only in (("data", transaction.data), ("learner", transaction.learner)):
             if only is not None:
                 put(table, (1, *astuple(only)))
         if transaction.task_digest is not None:

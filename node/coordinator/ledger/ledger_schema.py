@@ -53,14 +53,7 @@ CREATE TABLE generations (
     number INTEGER PRIMARY KEY, first_slot INTEGER NOT NULL, lost_from_slot INTEGER NOT NULL,
     begun_at_s REAL NOT NULL, lost_first_version INTEGER, lost_last_version INTEGER
 ) STRICT;
-CREATE TABLE task (
-    "only" INTEGER PRIMARY KEY CHECK ("only" = 1),
-    name TEXT NOT NULL, prompts INTEGER NOT NULL, said_by TEXT NOT NULL
-) STRICT;
 CREATE TABLE task_options ("only" INTEGER PRIMARY KEY CHECK ("only" = 1), digest BLOB NOT NULL) STRICT;
-CREATE TABLE size_words (
-    sampler_id TEXT PRIMARY KEY, task TEXT NOT NULL, prompts INTEGER NOT NULL
-) STRICT;
 CREATE TABLE bad_prompts (
     prompt_index INTEGER PRIMARY KEY, reason TEXT NOT NULL, detail TEXT NOT NULL, times INTEGER NOT NULL,
     slot INTEGER NOT NULL, at_s REAL NOT NULL, said_by TEXT NOT NULL
@@ -104,17 +97,20 @@ DROP_OLDEST_BAD_PROMPTS: Final = (
 RELEASED: Final = 1
 """Schema of release 0.2.0, whose runs are upgraded while they train. Tools read it as it is."""
 
-_FROM_RELEASED: Final = " ".join(
-    f"ALTER TABLE {table} ADD COLUMN {column};"
-    for table, column in (
-        ("standings", "checks INTEGER NOT NULL DEFAULT 0"),
-        ("standings", "differing INTEGER NOT NULL DEFAULT 0"),
-        ("standings", "stake REAL NOT NULL DEFAULT 0"),
-        ("standings", "proven_at_s REAL NOT NULL DEFAULT 0"),
-        ("steps", "restored_version INTEGER"),
-        ("learner", "text_digest BLOB NOT NULL DEFAULT x''"),
-        ("learner", "text_summary TEXT NOT NULL DEFAULT ''"),
+_FROM_RELEASED: Final = (
+    " ".join(
+        f"ALTER TABLE {table} ADD COLUMN {column};"
+        for table, column in (
+            ("standings", "checks INTEGER NOT NULL DEFAULT 0"),
+            ("standings", "differing INTEGER NOT NULL DEFAULT 0"),
+            ("standings", "stake REAL NOT NULL DEFAULT 0"),
+            ("standings", "proven_at_s REAL NOT NULL DEFAULT 0"),
+            ("steps", "restored_version INTEGER"),
+            ("learner", "text_digest BLOB NOT NULL DEFAULT x''"),
+            ("learner", "text_summary TEXT NOT NULL DEFAULT ''"),
+        )
     )
+    + " DROP TABLE IF EXISTS task; DROP TABLE IF EXISTS size_words;"
 )
 
 

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from node.coordinator.work.agreement import AgreedGrader, PromptAgreement, PromptSaid
 from node.coordinator.work.bad_prompts import NO_PROMPTS, BadPrompts, PromptChange
 from node.coordinator.work.capacity import Bounds, Load
 from node.coordinator.work.check_bets import checked_share
@@ -20,15 +19,15 @@ from node.coordinator.work.evaluation.evaluations import (
     is_evaluation_lease,
 )
 from node.coordinator.work.group_check import Work
-from node.coordinator.work.length_balance import LengthBalance
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.newcomer_share import newcomers_wait
 from node.coordinator.work.reward_checks import RewardChecks
+from node.coordinator.work.run_data import DataSeen
 from node.coordinator.work.sampler_standing import Share, Standing, Standings
 from node.coordinator.work.slot_generations import Generation
 from node.coordinator.work.slot_table import SlotBalance, SlotTable
 from node.coordinator.work.slots import CONSUMED, UNTRAINED, Slot, SlotState, group_id, slot_and_attempt
-from node.coordinator.work.task_size import DataSeen, SizeWord, TaskSize
+from node.coordinator.work.task_check import RunGrader
 from node.coordinator.work.version_log import Announced, VersionLog
 from node.failure import BadPrompt
 from node.rollout import EncodedGroup
@@ -61,12 +60,8 @@ class Transaction:
     """A known one, with the versions that were lost before it."""
     prompts: PromptChange = NO_PROMPTS
     standings: tuple[Standing, ...] = ()
-    size_words: tuple[SizeWord, ...] = ()
-    task: TaskSize | None = None
     evaluation: EvaluationChange | None = None
     data: DataSeen | None = None
-    prompt_said: PromptSaid | None = None
-    """Kept in memory only."""
     task_digest: bytes | None = None
 
 
@@ -88,9 +83,6 @@ class Balance:
     reported yet which steps were lost."""
     bad_prompts: tuple[BadPrompt, ...] = ()
     standings: tuple[Standing, ...] = ()
-    size_words: tuple[SizeWord, ...] = ()
-    """The oldest first."""
-    task: TaskSize | None = None
     evaluations: EvaluationBalance = field(default_factory=EvaluationBalance)
     task_digest: bytes = b""
     owed_checks: tuple[Held, ...] = ()
@@ -103,8 +95,8 @@ class RunTerms:
 
     work: Work
     bounds: Bounds
-    prompts: int | None
-    """The task's size, held-out prompts included; None: as the ledger or the samplers say."""
+    prompts: int
+    """The task's size, held-out prompts included."""
     prompt_seed: int
     lease_ttl_s: float
     lease_max_s: float
@@ -117,6 +109,11 @@ class RunTerms:
     newcomers_part: float = 1.0
     """Part of a batch that newcomers may fill; see ``newcomers``."""
 
+    @property
+    def training_prompts(self) -> int:
+        """How many of the task's prompts may be trained on."""
+        return self.prompts - self.evaluation.held_out_prompts
+
 
 class Accounts:
     """The sum of all transactions of a run."""
@@ -124,8 +121,6 @@ class Accounts:
     def __init__(self, balance: Balance, terms: RunTerms, *, now: float) -> None:
         """Begin with what the ledger holds."""
         self.terms = terms
-        self.prompt_agreement = PromptAgreement()
-        self.length_balance = LengthBalance()
         bounds = terms.bounds
         self.reward_checks = RewardChecks(
             terms.check_secret,
@@ -148,24 +143,16 @@ class Accounts:
     def go_back(self, balance: Balance, *, now: float) -> None:
         """Become what the ledger holds and no more, as after a restart.
 
-        Leases get a full term, and the learner has to confirm again. What samplers said of prompts and
-        graders stays.
+        Leases get a full term, and the learner has to confirm again. The run's grader stays.
         """
         terms = self.terms
-        task = balance.task
-        is_same_task = task is not None and task.name == terms.work.task and task.prompts > 0
-        self.task = task if is_same_task else None
-        """As samplers have reported it; None before."""
-        self.size_words = {w.sampler_id: w.prompts for w in balance.size_words if w.task == terms.work.task}
         self.evaluations = Evaluations(
             terms.evaluation, balance.evaluations, lease_ttl_s=terms.lease_ttl_s, now=now
         )
-        self.prompts = terms.prompts if terms.prompts is not None or self.task is None else self.task.prompts
-        """The task's size, held-out prompts included; None until somebody has said it."""
         self.bad_prompts = BadPrompts(balance.bad_prompts, retry_s=terms.prompt_retry_s)
         self.slots = SlotTable(
             balance.slots,
-            prompts=self._training_prompts(),
+            prompts=terms.training_prompts,
             seed=terms.prompt_seed,
             lease_ttl_s=terms.lease_ttl_s,
             now=now,
@@ -200,18 +187,18 @@ class Accounts:
                 self._draw(slot, now=now)
 
     @property
-    def grader(self) -> AgreedGrader:
+    def grader(self) -> RunGrader:
         """The code that the run's groups are graded by, as ``Peers`` finds it."""
         return self.work.grader
 
     @grader.setter
-    def grader(self, agreed: AgreedGrader) -> None:
-        self.work = replace(self.work, grader=agreed)
+    def grader(self, grader: RunGrader) -> None:
+        self.work = replace(self.work, grader=grader)
 
     @property
-    def first_held_out(self) -> int | None:
-        """Number of the first held-out prompt; None while the prompts are not known."""
-        return self.data.held_out_at if self.data.rows else self.slots.prompts
+    def first_held_out(self) -> int:
+        """Number of the first held-out prompt."""
+        return self.data.held_out_at if self.data.rows else self.terms.training_prompts
 
     @property
     def last_step(self) -> int:
@@ -258,7 +245,6 @@ class Accounts:
                 self.reward_checks.drop(slot.number, is_consumed=slot.state in CONSUMED)
                 if size_bytes := self._spooled_bytes.pop(slot.number, 0):
                     self._spooled_bytes_total -= size_bytes
-                    self.length_balance.note(size_bytes, is_used=slot.state in CONSUMED)
         if stored is not None:
             self.spooled_at_s[number] = stored.spooled_at_s
             self._spooled_bytes[number] = stored.size_bytes
@@ -280,17 +266,6 @@ class Accounts:
         if transaction.generation is not None:
             self._generations[transaction.generation.number] = transaction.generation
         self.bad_prompts.apply(transaction.prompts)
-        for word in transaction.size_words:
-            self.size_words.pop(word.sampler_id, None)
-            if word.prompts:
-                self.size_words[word.sampler_id] = word.prompts
-        if transaction.task is not None:
-            self.task = transaction.task if transaction.task.prompts else None
-            self.prompts = self.terms.prompts or transaction.task.prompts or None
-            self.slots.prompts = self._training_prompts()
-            self.prompt_agreement.clear()
-        if transaction.prompt_said is not None:
-            self.prompt_agreement.add(transaction.prompt_said)
         if transaction.evaluation is not None:
             self.evaluations.apply(transaction.evaluation, now=now)
         self.versions.add(transaction.announced)
@@ -449,9 +424,6 @@ class Accounts:
             size_bytes=self._spooled_bytes.get(slot.number, 0),
         )
         self.reward_checks.draw(held, share=share)
-
-    def _training_prompts(self) -> int | None:
-        return None if self.prompts is None else self.prompts - self.evaluations.settings.held_out_prompts
 
     def _of(self, sampler_id: str) -> Counter[Verdict]:
         return self._verdicts.setdefault(sampler_id, Counter())

@@ -167,8 +167,6 @@ def room(accounts: Accounts, *, behind_versions: int = 0) -> Capacity:
     """Return how many groups may be leased, to a sampler so far behind the learner."""
     if waits_for := _unconfirmed(accounts):
         return Capacity(0, waits_for)
-    if accounts.slots.prompts is None:
-        return Capacity(0, "task")
     return capacity(accounts.terms.bounds, accounts.load(), behind_versions=behind_versions)
 
 
@@ -250,19 +248,16 @@ def expiry(accounts: Accounts, now: float) -> Decision[int]:
 
 
 def evaluation_begins(accounts: Accounts, held: PolicyVersion, *, now: float) -> Decision[None]:
-    first_prompt = accounts.first_held_out
     is_known = held.number == 0 or held.number in accounts.versions
-    if first_prompt is None or _unconfirmed(accounts) or not is_known:
+    if _unconfirmed(accounts) or not is_known:
         return Decision(None)
-    change = accounts.evaluations.begun(held.number, first_prompt=first_prompt, now=now)
+    change = accounts.evaluations.begun(held.number, first_prompt=accounts.first_held_out, now=now)
     return Decision(None, Transaction(evaluation=change))
 
 
 def evaluation_ends(accounts: Accounts, *, now: float) -> Decision[None]:
     """End an evaluation that nobody is left to answer, or whose terms are configured otherwise."""
-    if (first_prompt := accounts.first_held_out) is None:
-        return Decision(None)
-    change = accounts.evaluations.ended(first_prompt=first_prompt, now=now)
+    change = accounts.evaluations.ended(first_prompt=accounts.first_held_out, now=now)
     return Decision(None, held_against_odd(accounts, Transaction(evaluation=change), now=now))
 
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from node import limits
-from node.coordinator.work.agreement import NOT_AGREED, AgreedGrader
 from node.coordinator.work.model_check import Learner, check_model
 from node.coordinator.work.slots import Slot
+from node.coordinator.work.task_check import UNSAID, RunGrader
 from node.coordinator.work.version_log import VERSIONS_REMEMBERED
 from node.errors import Reason, RefusedError
 from node.rollout import GroupHeader, check_header, other_options
@@ -26,7 +26,7 @@ class Work:
     """Most tokens of a prompt, as far as it is known."""
     task_digest: bytes = b""
     """Digest of the task's name and options."""
-    grader: AgreedGrader = NOT_AGREED
+    grader: RunGrader = UNSAID
     verifiers_grade: bool = False
     """Whether groups come without rewards, which verifiers then work out."""
 

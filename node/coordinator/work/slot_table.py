@@ -34,6 +34,7 @@ from typing import Final
 
 from node.coordinator.work.bad_prompts import Aside
 from node.coordinator.work.open_slots import OpenSlots
+from node.coordinator.work.run_data import NO_DATA, DataSeen
 from node.coordinator.work.slot_generations import Generation, LostSlots
 from node.coordinator.work.slots import (
     FIRST_RETRY_S,
@@ -49,7 +50,6 @@ from node.coordinator.work.slots import (
     reopened,
     slot_and_attempt,
 )
-from node.coordinator.work.task_size import NO_DATA, DataSeen
 from node.failure import FAULTS, Failure
 from node.verdict import Verdict
 
@@ -112,7 +112,7 @@ class SlotTable:
         lease_ttl_s: float,
         now: float,
     ) -> None:
-        """Restore; ``prompts`` is None while nobody has counted them, and nothing new is leased."""
+        """Restore; ``prompts`` is None where no new slot is to be leased."""
         self.prompts = prompts
         self._seed = seed
         self._data = balance.data
@@ -449,7 +449,7 @@ class SlotTable:
             number += 1
 
     def _unused(self, number: int) -> Slot:
-        # Nothing is leased before the prompts are counted; the prompt of a lost slot is for people only.
+        # Without prompts nothing new is leased; the prompt of a lost slot is for people only.
         held_out = range(self._data.held_out_at, self._data.held_out_at + self._data.evaluation_rows)
         prompt_index = 0
         if self.prompts is not None:

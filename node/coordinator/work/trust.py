@@ -1,4 +1,4 @@
-"""Decisions on whom the coordinator believes: joins, revocations, pardons, quarantines; pure.
+"""Decisions on whom the coordinator believes: revocations, pardons, quarantines; pure.
 
 revoked        its leases are free at once, and whatever rests on its word alone goes with it
 pardoned       by an operator: its word on prompts goes, and nothing is held against it any more
@@ -15,8 +15,6 @@ from node.coordinator.work.bad_prompts import NO_PROMPTS
 from node.coordinator.work.check_queue import Held
 from node.coordinator.work.decisions import Decision
 from node.coordinator.work.slots import group_id
-from node.coordinator.work.task_size import agreed_size, size_without
-from node.errors import RefusedError
 from node.rollout import RewardCheck, RewardFinding
 from node.verdict import GroupVerdict, Verdict
 
@@ -36,13 +34,9 @@ def revocation(accounts: Accounts, node_ids: Collection[str], *, now: float) -> 
     nothing."""
     freed = tuple(slot for node_id in sorted(node_ids) for slot in accounts.slots.freed(node_id))
     bad = accounts.bad_prompts.without(node_ids)
-    known = accounts.task if accounts.terms.prompts is None else None
-    size, words = size_without(known, accounts.size_words, node_ids)
     transaction = Transaction(
         slots=freed,
         prompts=bad,
-        size_words=words,
-        task=size,
         evaluation=accounts.evaluations.revoked(node_ids, now=now),
     )
     return Decision(Undone(len(freed), len(bad.bad) + len(bad.lifted)), transaction)
@@ -165,29 +159,3 @@ def task_is(accounts: Accounts, *, before: bytes) -> Decision[int]:
         freed=tuple(sorted(accounts.reward_checks.owed_slots() - accounts.slots.open_slots.keys())),
     )
     return Decision(len(transaction.slots), transaction)
-
-
-def sampler_joins(accounts: Accounts, *, sampler_id: str, prompts: int) -> Decision[RefusedError | None]:
-    """Admit a sampler that found ``prompts`` prompts in the run's task; 0: it does not know yet.
-
-    The answer is why it may not work although its word is noted, or None.
-
-    Raises:
-        RefusedError: TASK_MISMATCH.
-    """
-    if not prompts:
-        return Decision(None)
-    said = agreed_size(
-        accounts.task,
-        task=accounts.work.task,
-        configured=accounts.terms.prompts,
-        words=accounts.size_words,
-        prompts=prompts,
-        held_out=accounts.evaluations.settings.held_out_prompts,
-        sampler_id=sampler_id,
-    )
-    transaction = Transaction(task=said.size, size_words=() if said.word is None else (said.word,))
-    if said.size is not None:
-        # Where the task is another one, so are its prompts.
-        transaction = replace(transaction, prompts=accounts.bad_prompts.without(None))
-    return Decision(said.refusal, transaction)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from node.coordinator.work.accounts import Accounts, Transaction
-from node.coordinator.work.agreement import PromptSaid
 from node.coordinator.work.bad_prompts import NO_PROMPTS, PromptChange
 from node.coordinator.work.capacity import is_full
 from node.coordinator.work.decisions import Decision, held_against_odd
@@ -31,7 +30,6 @@ fault."""
 class Submitted:
     verdict: Verdict
     detail: str = ""
-    has_dissent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,6 @@ def submission(
     if isinstance(header, RefusedError):
         refused = Submitted(Verdict.MALFORMED, str(header))
         return Decision(refused, _spent(accounts, parsed, sampler_id, refused, now=now))
-    said, has_dissent = None, False
     problem = objection(
         header,
         accounts.slots.open_slots[parsed[0]],
@@ -91,19 +88,8 @@ def submission(
         is_published,
         is_confirmed=accounts.is_confirmed,
     )
-    if problem is None:
-        said = PromptSaid(header.prompt_index, sampler_id, header.prompt_digest)
-        dissent = accounts.prompt_agreement.dissent(said)
-        has_dissent = bool(dissent.others)
-        if dissent.is_outvoted:
-            detail = (
-                f"prompt {said.prompt_index} has other tokens at {len(dissent.others)} samplers, "
-                f"{' and '.join(dissent.others[:2])} among them: compare the task's code, the chat template "
-                "and the version of transformers"
-            )
-            problem = (Verdict.FOREIGN, detail)
     if problem is not None:
-        refused = Submitted(*problem, has_dissent)
+        refused = Submitted(*problem)
         # Options change at the coordinator: who sampled by the old ones, as leased, has done nothing wrong.
         is_outdated = (
             bool(other_options(header, work.task_digest))
@@ -111,20 +97,16 @@ def submission(
             and refused.verdict is Verdict.FOREIGN
         )
         spent = _spent(accounts, parsed, sampler_id, refused, now=now)
-        return Decision(
-            refused, replace(spent, prompt_said=said, standings=() if is_outdated else spent.standings)
-        )
+        return Decision(refused, replace(spent, standings=()) if is_outdated else spent)
     # Without its proof, which has served its purpose.
     stored = EncodedGroup(encoded.header, encoded.columns, name, sampler_id, spooled_at_s=now)
-    spooled = _spooled(accounts, parsed, stored, said, now=now)
-    return Decision(Submitted(Verdict.SPOOLED, has_dissent=has_dissent), spooled)
+    return Decision(Submitted(Verdict.SPOOLED), _spooled(accounts, parsed, stored, now=now))
 
 
 def _spooled(
     accounts: Accounts,
     slot_and_attempt: tuple[int, int],
     stored: EncodedGroup,
-    said: PromptSaid | None,
     *,
     now: float,
 ) -> Transaction:
@@ -140,9 +122,7 @@ def _spooled(
         what = f"{waiting} groups of {stored.sampler_id} wait for a check of their rewards"
         raise RefusedError(Reason.BUSY, what, fix="send it again later")
     slot = accounts.slots.submitted(*slot_and_attempt, is_graded=not accounts.work.verifiers_grade)
-    transaction = Transaction(
-        slots=(slot,), stored=stored, verdicts=((stored.sampler_id, Verdict.SPOOLED),), prompt_said=said
-    )
+    transaction = Transaction(slots=(slot,), stored=stored, verdicts=((stored.sampler_id, Verdict.SPOOLED),))
     return _answered(accounts, transaction, slot.prompt_index, stored.sampler_id, now=now)
 
 

@@ -297,9 +297,11 @@ class JoinResponse(_message.Message):
     task_digest: _builtins.bytes
     """16 bytes: digest of the task's name and options. Another one means that samplers load the task again."""
     grader_digest: _builtins.bytes
-    """16 bytes: digest of the grader code that groups of this run are graded by. Empty: nobody has said yet."""
+    """16 bytes: digest of the grader code that groups of this run are graded by. Empty: neither the configuration nor a
+    verifier has said yet, and none is refused.
+    """
     grader_said_by: _builtins.str
-    """Who says so, one line for people: the configuration, or how many verifiers or samplers."""
+    """Who says so, one line for people: the configuration, or which verifier."""
     verifiers_grade: _builtins.bool
     """Whether verifiers grade the groups of this run: samplers then send none of a grader's numbers."""
     protocol: _builtins.int
@@ -1058,7 +1060,6 @@ class GetStatusResponse(_message.Message):
     BATCH_GROUPS_FIELD_NUMBER: _builtins.int
     GRADER_DIGEST_FIELD_NUMBER: _builtins.int
     GRADER_SAID_BY_FIELD_NUMBER: _builtins.int
-    TASK_DISPUTE_FIELD_NUMBER: _builtins.int
     EXPORTABLE_BEST_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run."""
@@ -1069,9 +1070,8 @@ class GetStatusResponse(_message.Message):
     capacity_groups: _builtins.int
     """How many groups could be leased now."""
     capacity_bound: _builtins.str
-    """The tightest bound: concurrency, staleness, buffer or bytes; or what is missing: task (nobody has said how
-    many prompts it has), learner (it has not found the ledger whole yet) or
-    ledger (the learner has found it older than itself).
+    """The tightest bound: concurrency, staleness, buffer or bytes; or what is missing: learner (it has not found the
+    ledger whole yet) or ledger (the learner has found it older than itself).
     """
     now_s: _builtins.float
     """Unix seconds on the coordinator's clock."""
@@ -1080,7 +1080,7 @@ class GetStatusResponse(_message.Message):
     to be missing.
     """
     prompts: _builtins.int
-    """Prompts of the task; 0: not known yet."""
+    """Prompts of the task."""
     bad_prompts_total: _builtins.int
     """How many there are altogether."""
     max_staleness_versions: _builtins.int
@@ -1088,11 +1088,9 @@ class GetStatusResponse(_message.Message):
     batch_groups: _builtins.int
     """Groups per gradient step, as in JoinResponse."""
     grader_digest: _builtins.bytes
-    """Digest of the grader code that groups of this run are graded by. Empty: nobody has said yet."""
+    """As in JoinResponse."""
     grader_said_by: _builtins.str
     """As in JoinResponse."""
-    task_dispute: _builtins.str
-    """What samplers do not agree on about the task, one line for people. Empty: nothing."""
     exportable_best: _builtins.int
     """The best version as the learner has written it down, which is what `export --best` takes. Unset: none yet, or
     the learner is not there.
@@ -1180,12 +1178,11 @@ class GetStatusResponse(_message.Message):
         batch_groups: _builtins.int = ...,
         grader_digest: _builtins.bytes = ...,
         grader_said_by: _builtins.str = ...,
-        task_dispute: _builtins.str = ...,
         exportable_best: _builtins.int | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_exportable_best", b"_exportable_best", "evaluation", b"evaluation", "exportable_best", b"exportable_best", "head", b"head", "headline", b"headline", "step", b"step", "teaching", b"teaching"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exportable_best", b"_exportable_best", "bad_prompt_reasons", b"bad_prompt_reasons", "bad_prompts", b"bad_prompts", "bad_prompts_total", b"bad_prompts_total", "batch_groups", b"batch_groups", "capacity_bound", b"capacity_bound", "capacity_groups", b"capacity_groups", "evaluation", b"evaluation", "exportable_best", b"exportable_best", "grader_digest", b"grader_digest", "grader_said_by", b"grader_said_by", "head", b"head", "headline", b"headline", "learner_epoch", b"learner_epoch", "ledger_gap", b"ledger_gap", "matching_peers", b"matching_peers", "max_staleness_versions", b"max_staleness_versions", "now_s", b"now_s", "peer_counts", b"peer_counts", "peers", b"peers", "prompts", b"prompts", "run_id", b"run_id", "slots", b"slots", "step", b"step", "task_dispute", b"task_dispute", "teaching", b"teaching", "unusual", b"unusual", "verdicts", b"verdicts", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exportable_best", b"_exportable_best", "bad_prompt_reasons", b"bad_prompt_reasons", "bad_prompts", b"bad_prompts", "bad_prompts_total", b"bad_prompts_total", "batch_groups", b"batch_groups", "capacity_bound", b"capacity_bound", "capacity_groups", b"capacity_groups", "evaluation", b"evaluation", "exportable_best", b"exportable_best", "grader_digest", b"grader_digest", "grader_said_by", b"grader_said_by", "head", b"head", "headline", b"headline", "learner_epoch", b"learner_epoch", "ledger_gap", b"ledger_gap", "matching_peers", b"matching_peers", "max_staleness_versions", b"max_staleness_versions", "now_s", b"now_s", "peer_counts", b"peer_counts", "peers", b"peers", "prompts", b"prompts", "run_id", b"run_id", "slots", b"slots", "step", b"step", "teaching", b"teaching", "unusual", b"unusual", "verdicts", b"verdicts", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__exportable_best: _TypeAlias = _typing.Literal["exportable_best"]  # noqa: Y015
     _WhichOneofArgType__exportable_best: _TypeAlias = _typing.Literal["_exportable_best", b"_exportable_best"]  # noqa: Y015

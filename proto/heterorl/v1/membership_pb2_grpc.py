@@ -157,8 +157,6 @@ class MembershipServiceServicer(object):
         learner's; the text names the parts that differ. Final: give it the run's base model.
         * `FAILED_PRECONDITION` (task_mismatch): the sampler's task has another number of prompts
         than the run's. Final: fix the configuration, or the task's data.
-        * `UNAVAILABLE` (task_undecided): the sampler's task has another number of prompts than one other
-        sampler's. Retry: the majority decides, or an operator.
         * `FAILED_PRECONDITION` (protocol_mismatch): peer and coordinator speak no protocol in common; the text
         says which of the two to upgrade. Final: upgrade it.
         * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.

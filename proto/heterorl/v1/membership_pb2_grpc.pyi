@@ -109,8 +109,6 @@ class MembershipServiceStub:
       learner's; the text names the parts that differ. Final: give it the run's base model.
     * `FAILED_PRECONDITION` (task_mismatch): the sampler's task has another number of prompts
       than the run's. Final: fix the configuration, or the task's data.
-    * `UNAVAILABLE` (task_undecided): the sampler's task has another number of prompts than one other
-      sampler's. Retry: the majority decides, or an operator.
     * `FAILED_PRECONDITION` (protocol_mismatch): peer and coordinator speak no protocol in common; the text
       says which of the two to upgrade. Final: upgrade it.
     * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.
@@ -156,8 +154,6 @@ class MembershipServiceAsyncStub(MembershipServiceStub):
       learner's; the text names the parts that differ. Final: give it the run's base model.
     * `FAILED_PRECONDITION` (task_mismatch): the sampler's task has another number of prompts
       than the run's. Final: fix the configuration, or the task's data.
-    * `UNAVAILABLE` (task_undecided): the sampler's task has another number of prompts than one other
-      sampler's. Retry: the majority decides, or an operator.
     * `FAILED_PRECONDITION` (protocol_mismatch): peer and coordinator speak no protocol in common; the text
       says which of the two to upgrade. Final: upgrade it.
     * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.
@@ -206,8 +202,6 @@ class MembershipServiceServicer(metaclass=_abc_1.ABCMeta):
           learner's; the text names the parts that differ. Final: give it the run's base model.
         * `FAILED_PRECONDITION` (task_mismatch): the sampler's task has another number of prompts
           than the run's. Final: fix the configuration, or the task's data.
-        * `UNAVAILABLE` (task_undecided): the sampler's task has another number of prompts than one other
-          sampler's. Retry: the majority decides, or an operator.
         * `FAILED_PRECONDITION` (protocol_mismatch): peer and coordinator speak no protocol in common; the text
           says which of the two to upgrade. Final: upgrade it.
         * `FAILED_PRECONDITION` (fenced): a learner with a higher epoch has joined. Final.

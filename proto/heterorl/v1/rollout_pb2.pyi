@@ -18,6 +18,11 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
+if sys.version_info >= (3, 13):
+    from warnings import deprecated as _deprecated
+else:
+    from typing_extensions import deprecated as _deprecated
+
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class _LeasePurpose:
@@ -548,8 +553,16 @@ class GroupHeader(_message.Message):
     """Least of the rewards that are not NaN, -1e6 to 1e6; NaN where verifiers are to grade the group."""
     largest_reward: _builtins.float
     """Largest of the rewards, likewise."""
-    prompt_digest: _builtins.bytes
-    """BLAKE2b, 16 bytes, of `prompt_token_ids`."""
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def prompt_digest(self) -> _builtins.bytes:
+        """Passed over. Samplers up to release 0.3 put a digest of `prompt_token_ids` here."""
+
+    @prompt_digest.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def prompt_digest(self, value: _builtins.bytes) -> None:
+        """Passed over. Samplers up to release 0.3 put a digest of `prompt_token_ids` here."""
+
     @_builtins.property
     def sampling(self) -> _common_pb2.SamplingParameters:
         """How it was sampled."""

@@ -6,11 +6,10 @@ from node.coordinator.work.accounts import Balance, Transaction
 from node.coordinator.work.slot_generations import Generation
 from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import SlotState
-from node.coordinator.work.task_size import TaskSize
 from node.rollout import EncodedGroup
 from node.run import StepRecord
 from node.verdict import Verdict
-from support.coordinator import LEARNER, NOW_S, WORK, Desk, make_accounts
+from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
 
 STEP = StepRecord(1, ("0.1",), (0,))
 
@@ -90,24 +89,6 @@ def test_the_newest_generation_is_the_one_whose_loss_may_be_open() -> None:
     assert accounts.open_loss is None
     assert (accounts.last_step, accounts.lost_steps) == (24, 8)
     assert accounts.load().batchless_steps == 8
-
-
-@pytest.mark.parametrize(
-    ("noted", "configured", "prompts"),
-    [
-        (None, None, None),
-        (None, 7, 7),
-        (TaskSize(WORK.task, 5, "s1"), None, 5),
-        (TaskSize(WORK.task, 5, "s1"), 7, 7),
-        (TaskSize("another", 5, "s1"), None, None),
-    ],
-)
-def test_the_prompts_are_those_configured_or_else_noted_for_this_task(
-    noted: TaskSize | None, configured: int | None, prompts: int | None
-) -> None:
-    accounts = make_accounts(Balance(task=noted), prompts=configured)
-    assert accounts.slots.prompts == prompts
-    assert accounts.task == (noted if noted and noted.name == WORK.task else None)
 
 
 def test_settled_slots_are_counts_alone() -> None:

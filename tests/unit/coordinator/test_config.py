@@ -17,7 +17,7 @@ def config(**values: object) -> CoordinatorConfig:
 
 def test_the_defaults_are_a_coherent_small_run() -> None:
     assert config().sampling == SamplingParameters(1.0, 1.0, 0, 32)
-    assert config().terms("run", prompts=None).bounds.batch_groups == 8
+    assert config().terms("run", prompts=100).bounds.batch_groups == 8
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_an_evaluation_that_cannot_be_is_refused_before_anything_starts() -> Non
 
 def test_verifiers_grade_in_a_run_without_evaluation_and_that_makes_it_another_task() -> None:
     graded = config(graded_by="verifier")
-    terms = graded.terms("run", prompts=None)
+    terms = graded.terms("run", prompts=100)
     assert (terms.work.verifiers_grade, terms.bounds.verifiers_grade) == (True, True)
     assert graded.task_digest != config().task_digest
     with pytest.raises(ValidationError, match="graded_by = 'verifier': held-out prompts"):

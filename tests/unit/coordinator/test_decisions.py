@@ -12,7 +12,6 @@ from node.coordinator.work.accounts import Accounts, Balance
 from node.coordinator.work.capacity import Capacity
 from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import Attempt, Slot, SlotState
-from node.coordinator.work.task_size import TaskSize
 from node.errors import Reason, RefusedError
 from node.failure import Failure
 from node.policy import PolicyVersion
@@ -155,16 +154,6 @@ def test_a_group_leased_before_the_options_changed_is_refused_and_not_held_again
     assert strikes == [0, 2]
 
 
-def test_a_prompt_with_other_tokens_is_refused_once_two_others_agree_and_no_first_word_is_final() -> None:
-    desk = Desk(make_accounts(prompts=1))
-    assert answered(desk, "liar", 66) == verdicts.Submitted(Verdict.SPOOLED)
-    assert answered(desk, "s1", 1) == verdicts.Submitted(Verdict.SPOOLED, has_dissent=True)
-    assert answered(desk, "s2", 1).verdict is Verdict.SPOOLED
-    refused = answered(desk, "liar", 66)
-    assert (refused.verdict, refused.has_dissent) == (Verdict.FOREIGN, True)
-    assert "2 samplers, s1 and s2 among them" in refused.detail
-
-
 @pytest.mark.parametrize("lease_id", ["0.1", "0.9", "5.1"])
 def test_a_group_for_anothers_lease_is_foreign_and_leaves_the_lease_alone(desk: Desk, lease_id: str) -> None:
     desk.lease("s1")
@@ -201,31 +190,8 @@ def test_there_is_room_for_nothing_while_something_is_missing(desk: Desk) -> Non
 
     assert room(desk.accounts) == Capacity(6, "staleness")
     assert room(make_accounts(Balance())) == Capacity(0, "learner")
-    assert room(make_accounts(prompts=None)) == Capacity(0, "task")
     desk.accounts.doubt("version 2")
     assert room(desk.accounts) == Capacity(0, "ledger")
-
-
-def test_the_first_sampler_that_knows_the_task_says_how_many_prompts_there_are() -> None:
-    desk = Desk(make_accounts(prompts=None))
-
-    def joins(name: str, prompts: int) -> None:
-        desk.settle(trust.sampler_joins(desk.accounts, sampler_id=name, prompts=prompts))
-
-    joins("s1", 0)
-    assert (desk.accounts.task, desk.accounts.slots.prompts) == (None, None)
-    joins("s2", 3)
-    joins("s3", 3)
-    assert (desk.accounts.task, desk.accounts.slots.prompts) == (TaskSize(WORK.task, 3, "s2"), 3)
-
-
-def test_a_prompt_that_failed_is_like_any_other_once_the_task_is_another_one(desk: Desk) -> None:
-    desk.lease()
-    desk.fail("0.1", fault=Failure.PROMPT_TOO_LONG)
-    assert len(desk.accounts.bad_prompts) == 1
-    desk.accounts.terms = replace(desk.accounts.terms, prompts=40)
-    desk.settle(trust.sampler_joins(desk.accounts, sampler_id="s1", prompts=40))
-    assert len(desk.accounts.bad_prompts) == 0
 
 
 def test_a_malformed_group_spends_its_lease_and_the_prompt_goes_to_another(desk: Desk) -> None:

@@ -514,14 +514,10 @@ def test_scores_of_other_terms_are_not_compared() -> None:
     assert status(again) == EvaluationStatus(newest=newest, first=newest, best=newest)
 
 
-def test_nothing_begins_before_the_learner_has_confirmed_the_ledger_or_the_task_is_known() -> None:
-    for accounts in (
-        make_accounts(Balance(SlotBalance(next_slot=3), learner=LEARNER), evaluation=SETTINGS),
-        make_accounts(prompts=None, evaluation=SETTINGS),
-    ):
-        desk = Desk(accounts)
-        desk.evaluate(10)
-        assert status(desk).under_way is None
+def test_nothing_begins_before_the_learner_has_confirmed_the_ledger() -> None:
+    desk = Desk(make_accounts(Balance(SlotBalance(next_slot=3), learner=LEARNER), evaluation=SETTINGS))
+    desk.evaluate(10)
+    assert status(desk).under_way is None
 
 
 def test_each_prompt_is_answered_by_two_samplers_where_two_are_active() -> None:

@@ -16,9 +16,9 @@ from node.coordinator.ledger.ledger_rows import LedgerEngine
 from node.coordinator.ledger.ledger_schema import PAGE_BYTES
 from node.coordinator.work.accounts import Transaction
 from node.coordinator.work.bad_prompts import PromptChange
+from node.coordinator.work.run_data import NO_DATA, DataSeen
 from node.coordinator.work.slot_generations import Generation
 from node.coordinator.work.slots import FIRST_RETRY_S, Attempt, Slot, SlotState
-from node.coordinator.work.task_size import NO_DATA, DataSeen, TaskSize
 from node.coordinator.work.version_log import Announced
 from node.errors import Reason, RefusedError, StartupError
 from node.failure import BadPrompt, Failure
@@ -173,7 +173,7 @@ def test_a_half_made_ledger_is_made_whole(path: Path) -> None:
         assert ledger.balance().slots.open_ones == ()
 
 
-def test_faults_bad_prompts_and_the_size_of_the_task_survive_a_restart(open_ledger: OpenLedger) -> None:
+def test_faults_and_bad_prompts_survive_a_restart(open_ledger: OpenLedger) -> None:
     desk = Desk()
     desk.lease("s1", 2)
     desk.fail("0.1", fault=Failure.PROMPT_TOO_LONG, detail="500 tokens")
@@ -183,15 +183,13 @@ def test_faults_bad_prompts_and_the_size_of_the_task_survive_a_restart(open_ledg
     with open_ledger() as ledger:
         for transaction in desk.transactions:
             ledger.record(transaction)
-        ledger.record(Transaction(task=TaskSize("addition", 50, "s1")))
     with open_ledger() as again:
-        accounts = make_accounts(again.balance(), prompts=None)
+        accounts = make_accounts(again.balance())
     assert accounts.slots.open_slots[1].attempts == (Attempt(1, "s1", failure=Failure.GRADING_FAILED),)
     assert accounts.slots.counts()[SlotState.ABANDONED] == 1
     assert accounts.bad_prompts.newest(9) == desk.accounts.bad_prompts.newest(9)
     assert [bad.said_by for bad in accounts.bad_prompts.newest(9)] == [("s1", "s2"), ("s1",)]
     assert list(accounts.standings) == list(desk.accounts.standings)
-    assert (accounts.slots.prompts, accounts.task) == (50, TaskSize("addition", 50, "s1"))
 
 
 def test_what_is_replaced_lifted_or_said_again_is_read_back_as_it_is_now(open_ledger: OpenLedger) -> None:
@@ -244,12 +242,6 @@ def test_the_data_of_a_run_survives_a_restart(open_ledger: OpenLedger) -> None:
         ledger.record(Transaction(data=seen, learner=learner))
     with open_ledger() as again:
         assert (again.balance().slots.data, again.balance().learner) == (seen, learner)
-
-
-def test_the_size_of_another_task_does_not_count(open_ledger: OpenLedger) -> None:
-    with open_ledger() as ledger:
-        ledger.record(Transaction(task=TaskSize("another", 50, "s1")))
-        assert make_accounts(ledger.balance(), prompts=None).slots.prompts is None
 
 
 def test_a_ledger_of_the_last_release_gets_what_it_lacks_and_keeps_the_rest(path: Path) -> None:

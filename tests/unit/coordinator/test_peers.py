@@ -172,34 +172,32 @@ def test_metrics_of_a_peer_that_did_not_join_are_not_taken(peers: Peers, fleet: 
     assert shown(fleet) == []
 
 
-def test_a_sampler_whose_grader_nobody_shares_blocks_others_only_while_it_is_heard(
-    peers: Peers, registry: CollectorRegistry
-) -> None:
-    liar, honest, other = SAMPLER, Peer("run", Role.SAMPLER, "s2"), Peer("run", Role.SAMPLER, "s3")
-    peers.join(liar, None, now=NOW_S, grader_digest=b"x" * 16)
-    peers.join(honest, None, now=NOW_S, grader_digest=b"h" * 16)
-    assert "as 1 of 2 samplers said" in peers.objection_to_grader(honest)
-    assert registry.get_sample_value("heterorl_coordinator_grader_digests") == 2
-    peers.heartbeat(honest, heartbeat(), now=NOW_S + 9)
-    peers.expire(NOW_S + 11)  # the other is silent, as after it was revoked
-    assert peers.objection_to_grader(honest) == ""
-    assert registry.get_sample_value("heterorl_coordinator_grader_digests") == 1
-    peers.heartbeat(liar, heartbeat(), now=NOW_S + 12)
-    peers.join(other, None, now=NOW_S + 12, grader_digest=b"h" * 16)
-    assert "as 2 of 3 samplers said" in peers.objection_to_grader(liar)
-
-
-def test_a_verifier_says_which_grader_is_the_runs_while_it_is_here(peers: Peers) -> None:
-    verifier, liars = Peer("run", Role.VERIFIER, "v"), [SAMPLER, Peer("run", Role.SAMPLER, "v")]
-    for liar in liars:
-        peers.join(liar, None, now=NOW_S, grader_digest=b"x" * 16)
-    assert "as 2 of 2 samplers said" in peers.accounts.grader.objection(b"h" * 16)
-    peers.join(verifier, None, now=NOW_S, grader_digest=b"h" * 16)
-    assert peers.objection_to_grader(verifier) == ""
-    assert all("as 1 of 1 verifiers said" in peers.objection_to_grader(liar) for liar in liars)
-    peers.leave(verifier)
+def test_no_number_of_samplers_says_which_grader_is_the_runs(peers: Peers) -> None:
+    liars = [Peer("run", Role.SAMPLER, f"liar-{number}") for number in range(3)]
+    for sampler in (*liars, SAMPLER):
+        digest = b"h" * 16 if sampler is SAMPLER else b"x" * 16
+        peers.join(sampler, None, now=NOW_S, grader_digest=digest)
     peers.expire(NOW_S + 1)
+    assert not any(map(peers.objection_to_grader, (*liars, SAMPLER)))
+
+
+def test_a_verifier_says_which_grader_is_the_runs(peers: Peers) -> None:
+    verifier, other = Peer("run", Role.VERIFIER, "v"), Peer("run", Role.VERIFIER, "w")
+    peers.join(SAMPLER, None, now=NOW_S, grader_digest=b"x" * 16)
+    peers.join(verifier, None, now=NOW_S, grader_digest=b"h" * 16)
+    peers.join(other, None, now=NOW_S, grader_digest=b"x" * 16)
+    assert peers.objection_to_grader(verifier) == ""
+    for peer in (SAMPLER, other):
+        assert "verifier v" in peers.objection_to_grader(peer)
+    peers.leave(verifier)
+    assert peers.objection_to_grader(SAMPLER) == ""  # the one that is left has the sampler's
+    peers.heartbeat(other, heartbeat(), now=NOW_S)
+    peers.expire(NOW_S + 11)  # it is silent
     assert peers.objection_to_grader(SAMPLER) == ""
+    peers.join(verifier, None, now=NOW_S + 12, grader_digest=b"h" * 16)
+    assert "verifier v" in peers.objection_to_grader(SAMPLER)
+    peers.heartbeat(other, heartbeat(), now=NOW_S + 13)  # back, and it says what nobody else does
+    assert "verifier v" in peers.objection_to_grader(other)
 
 
 def fleet_of(peers: Peers, *, samplers: int) -> None:

@@ -5,6 +5,7 @@ import pytest
 from node.coordinator.fleet.membership import PeerState
 from node.coordinator.fleet.survey import (
     NAMED_UNUSUAL,
+    UNSAID_GRADER,
     WORST_SAMPLERS,
     FleetSurvey,
     Measured,
@@ -68,6 +69,20 @@ def test_each_fault_has_a_line_and_the_most_urgent_comes_first(surveyor: Surveyo
         ("sampler of an older protocol: upgrade it", ("past",)),
         ("sampler of a newer protocol: upgrade the coordinator", ("future",)),
     ]
+
+
+@pytest.mark.parametrize(("run_grader", "is_unsaid"), [(b"", True), (b"x", False)])
+def test_samplers_that_grade_by_different_code_are_told_of_where_nobody_has_said_which_is_the_runs(
+    run_grader: bytes, is_unsaid: bool
+) -> None:
+    surveyor = Surveyor(frozenset(), max_staleness_versions=8, run_grader=run_grader)
+    for name, code in (("s1", b"x"), ("s2", b"x"), ("s3", b"y"), ("s4", b"")):
+        surveyor.see(sampler(name), PeerState.LIVE, FINE, grader=code)
+    surveyor.see(sampler("s5"), PeerState.SILENT, FINE, grader=b"z")
+    found = surveyor.result()
+    assert found.grader_codes == 2
+    unsaid = [one for one in found.unusual if one.what == UNSAID_GRADER]
+    assert unsaid == ([Unusual(UNSAID_GRADER, 3, ("s1", "s3", "s2"))] if is_unsaid else [])
 
 
 def test_silent_samplers_do_not_take_the_places_of_those_that_lag_while_they_are_heard(

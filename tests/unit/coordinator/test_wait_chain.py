@@ -32,7 +32,6 @@ FACTS = Facts(
     started_for_s=600.0,
     ledger_gap="",
     is_confirmed=True,
-    is_task_known=True,
     live_learners=1,
     learner_unheard_s=1.0,
     learner_waits_for="",
@@ -149,15 +148,9 @@ LEARNER_GONE = "the learner, which is not heard of"
             75.0,
         ),
         (
-            {"is_confirmed": False, "is_task_known": False},
+            {"is_confirmed": False},
             "nothing is leased at version 7",
             "the learner to find the ledger whole",
-            600.0,
-        ),
-        (
-            {"is_task_known": False},
-            "nothing is leased",
-            "samplers to agree how many prompts the task has",
             600.0,
         ),
         (

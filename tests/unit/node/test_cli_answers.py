@@ -331,7 +331,8 @@ def test_revoking_without_the_coordinators_state_says_where_to_do_it(
 def test_what_init_says_is_done_as_it_says(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     model = write_model_files(tmp_path / "model")
     (tmp_path / "run.toml").write_text(
-        f'[coordinator]\ntask = "sums"\n\n[learner]\nlearning_rate = 1e-3\nmodel_dir = "{model}"\n'
+        '[coordinator]\ntask = "sums"\nprompts = 100\n\n'
+        f'[learner]\nlearning_rate = 1e-3\nmodel_dir = "{model}"\n'
     )
     run = tmp_path / "a run"
     assert main(["init", str(run), "--host", "hub.example.org"]) == 0

@@ -265,7 +265,6 @@ def test_nothing_a_peer_says_of_itself_can_move_the_cursor_or_set_a_style() -> N
     ("name", "run", "said"),
     [
         ("ledger", replace(RUN, ledger_gap="it lacks steps"), "ledger    behind: it lacks steps"),
-        ("\ntask", replace(RUN, task_dispute="100 or 90"), "\ntask      100 or 90"),
         (
             "hoards",
             having(standing="hoards", standing_detail="holds 9 leases\x1b[2J"),

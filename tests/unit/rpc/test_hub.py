@@ -22,7 +22,7 @@ def test_a_hub_goes_round_its_addresses() -> None:
     assert (seen, hub.moves) == (["b:2", "a:1", "b:2"], 3)
 
 
-@pytest.mark.parametrize("reason", [Reason.BUSY, Reason.TASK_UNDECIDED, Reason.NOT_JOINED, Reason.EXPIRED])
+@pytest.mark.parametrize("reason", [Reason.BUSY, Reason.NOT_JOINED, Reason.EXPIRED])
 def test_a_hub_stays_with_a_coordinator_that_refuses_as_the_leader_does(reason: Reason) -> None:
     hub = Hub("a:1,b:2")
     hub.move_on_after(RefusedError(reason, "no"))

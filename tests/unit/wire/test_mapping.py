@@ -103,7 +103,6 @@ STATUS = RunStatus(
     evaluation=EvaluationStatus(first=EVALUATION, under_way=replace(EVALUATION, version=20), best_by="exact"),
     max_staleness_versions=8,
     bad_prompt_reasons={"prompt_failed": 3},
-    task_dispute="100 or 90",
     exportable_best=0,
     matching_peers=2000,
     peer_counts=(PeerCount(Role.SAMPLER, "live", 1999), PeerCount(Role.RELAY, "silent", 1)),

@@ -9,7 +9,7 @@ and stay until their held-out prompts are generated (``sampler.served_policy``).
 leases there settles which version it is. One evaluation is under way at a time.
 
 An answer counts only if every token was drawn by the version itself. Each prompt has a slot for each of
-``answers`` samplers, and one more where two disagree or one finds a fault (see ``agreement``). A single
+``answers`` samplers, and one more where two disagree or one finds a fault (see ``scores``). A single
 answer counts only where no other sampler could have been asked; one that let a lease expire had its chance.
 When nobody is left that could answer, the rest is dropped.
 
