@@ -75,6 +75,8 @@ def rows_of(
     brief = {} if valid is None else valid.model_dump(mode="json", exclude_defaults=True)
     schema = model.model_json_schema()["properties"]
     for key, field in model.model_fields.items():
+        if field.exclude:  # nobody gives it
+            continue
         default = _default(field)
         source = given[key].source if key in given else NOWHERE if field.is_required() else DEFAULT
         if dumped is not None:
