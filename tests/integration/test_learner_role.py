@@ -42,7 +42,6 @@ from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.coordinator.ledger.ledger_story import compare
 from node.errors import StartupError
 from node.exit_code import ExitCode
-from node.identity.group_proof import GroupSigner
 from node.policy import NO_BASE, PolicyVersion
 from node.process.daemon import StartStage, run_daemon
 from node.process.role_context import RoleContext
@@ -145,7 +144,7 @@ async def sampling(
 
     async def work() -> None:
         await membership.settings()
-        client = SamplerRolloutClient(rollouts, GroupSigner(made.sampler))
+        client = SamplerRolloutClient(rollouts)
         pause = Backoff(random.random, first_s=0.02, cap_s=0.05)
         while True:
             grant = await client.lease(4, version0)

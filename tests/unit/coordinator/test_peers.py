@@ -293,19 +293,6 @@ def test_a_peer_that_is_forgotten_leaves_nothing_behind(
     assert peers.live(Role.SAMPLER) == 2
 
 
-def test_samplers_of_a_relay_that_are_gone_do_not_shorten_the_pauses_of_those_that_are_here(
-    peers: Peers,
-) -> None:
-    for number in range(2000):
-        peers.join(Peer("run", Role.SAMPLER, f"gone{number}"), None, now=NOW_S, via="relay-1")
-    now = NOW_S + membership_module.GONE_AFTER_S + 1
-    for number in range(3000):
-        peers.join(Peer("run", Role.SAMPLER, f"here{number}"), None, now=now)
-    for _ in range(2):  # the second counts those that the first found gone
-        peers.expire(now)
-    assert peers.pause_s == 3.0
-
-
 @pytest.mark.parametrize(
     ("samplers", "least_s", "expected_s"),
     [(100, 1.0, 1.0), (5000, 1.0, 5.0 * (1 + JITTER)), (5000, 9.0, 9.0)],
