@@ -30,6 +30,7 @@ from node.coordinator.ledger.ledger_rows import LedgerEngine
 from node.coordinator.live_page import LivePage
 from node.coordinator.membership_servicer import MembershipServicer
 from node.coordinator.metrics import CoordinatorMetrics
+from node.coordinator.model_servicer import ModelServicer
 from node.coordinator.peer_requests import PeerRequests
 from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import Peers
@@ -66,7 +67,6 @@ from node.rpc.interceptor import RpcLimits
 from node.rpc.server import Audience, RpcServer, ServerLimits
 from node.run import RunSettings
 from node.serving.hub_setup import bucket_mirror, make_server, open_store
-from node.serving.model_servicer import ModelServicer
 from node.serving.policy_servicer import PolicyServicer
 from node.telemetry.fleet_collector import FleetCollector
 from node.weights.store.artifact_store import ArtifactStore

@@ -16,7 +16,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from node.coordinator.fleet.heartbeat_pause import drawn_pause_s, pause_s, silence_s
 from node.coordinator.fleet.membership import KnownPeer, Membership, PeerState
+from node.coordinator.fleet.pending_verdicts import PendingVerdicts
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.agreement import NOT_AGREED, agreed_grader
@@ -25,8 +27,6 @@ from node.limits import VERDICTS_PER_HEARTBEAT
 from node.policy import PolicyVersion
 from node.protocol import OURS, Spoken
 from node.run import Role, StepReport, Teaching, Unusual
-from node.serving.heartbeat_pause import drawn_pause_s, pause_s, silence_s
-from node.serving.pending_verdicts import PendingVerdicts
 from node.telemetry.fleet_collector import FleetCollector
 from node.telemetry.metrics import MetricFamily
 from node.verdict import GroupVerdict

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
+from node.coordinator.fleet.heartbeat_pause import pause_s
 from node.coordinator.work import decisions, step_history, verdicts
 from node.coordinator.work.accounts import Accounts, Balance, RunTerms
 from node.coordinator.work.capacity import Bounds
@@ -21,7 +22,6 @@ from node.policy import PolicyVersion
 from node.rollout import EncodedGroup, GroupHeader, LeaseGrant, PromptLease
 from node.run import StepRecord
 from node.sampling_parameters import SamplingParameters
-from node.serving.heartbeat_pause import pause_s
 from node.simulation.events import Events
 from node.simulation.profile import Profile
 from node.verdict import GroupVerdict, Verdict

@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+from node.coordinator.fleet.heartbeat_pause import drawn_pause_s, pause_s
 from node.coordinator.work.decisions import TOO_OLD
 from node.limits import LEASES_PER_REQUEST
 from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.relay.mirror_state import MirrorState
 from node.rollout import LeaseGrant, PromptLease
 from node.run import StepRecord
-from node.serving.heartbeat_pause import drawn_pause_s, pause_s
 from node.simulation import events, profile
 from node.simulation.desk import Desk
 from node.simulation.profile import Profile

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from node.coordinator import peers as peers_module
 from node.coordinator.fleet import membership as membership_module
+from node.coordinator.fleet.heartbeat_pause import JITTER
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import HeartbeatReport, Peers
@@ -16,7 +17,6 @@ from node.errors import RefusedError
 from node.identity.peer import Peer
 from node.policy import PolicyVersion
 from node.run import PeerQuery, Role
-from node.serving.heartbeat_pause import JITTER
 from node.telemetry.fleet_collector import FleetCollector
 from node.telemetry.metrics import MetricFamily, MetricSample
 from node.verdict import GroupVerdict, Verdict

@@ -21,7 +21,7 @@ OWNED_OTHERWISE: Final = {
     "node/coordinator/transactions.py self._worker": "it tells its requests what it meets",
     "node/process/daemon.py services": "awaited at once",
     "node/rpc/entrance.py task": "one of `tasks`, which are put away",
-    "node/serving/model_servicer.py self._listing": "awaited by whoever asks",
+    "node/coordinator/model_servicer.py self._listing": "awaited by whoever asks",
     "node/coordinator/submission_door.py task": "one of `pending`, which are put away",
     "node/weights/transfer/head_pursuit.py task": "gathered",
     "node/weights/transfer/lane.py": "one of `_decoding`, which are gathered",
