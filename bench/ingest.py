@@ -36,7 +36,6 @@ from node.clients.rollout_client import SamplerRolloutClient
 from node.clients.submission_stream import SubmissionStream
 from node.enrolment.authority import LEAF_LIFETIME_S, Authority
 from node.enrolment.init_run import init_run, issue_identity
-from node.identity.group_proof import GroupSigner
 from node.identity.identity_store import Identity, load_identity
 from node.identity.peer import Peer
 from node.limits import ROLLOUT_MESSAGE_BYTES
@@ -141,7 +140,7 @@ async def measured(directory: Path, *, kib: float, groups: int, samplers: int) -
         await drain.write(rollout_pb2.DrainRolloutsRequest(hello=rollout_pb2.DrainHello(learner_epoch=1)))
         channels = [await dialled(address, identity) for identity in identities]
         work = [
-            await _signed(channel, identity, groups=groups // samplers, tokens=tokens)
+            await _leased_groups(channel, identity, groups=groups // samplers, tokens=tokens)
             for channel, identity in zip(channels, identities, strict=True)
         ]
         for channel, (first, *_) in zip(channels, work, strict=True):  # pays for what is made once
@@ -177,18 +176,17 @@ async def _cost(pid: int, work: Sequence[Coroutine[Any, Any, None]]) -> tuple[fl
     return _cpu_s(pid) - cpu_s, time.monotonic() - started_s
 
 
-async def _signed(
+async def _leased_groups(
     channel: grpc.aio.Channel, identity: Identity, *, groups: int, tokens: int
 ) -> list[EncodedGroup]:
     """Join, lease, and return a submission for each lease."""
     await _join(channel, identity)
-    signer = GroupSigner(identity)
-    client = SamplerRolloutClient(channel, signer)
+    client = SamplerRolloutClient(channel)
     requests: list[EncodedGroup] = []
     while len(requests) <= groups:
         grant = await client.lease(min(LEASES, groups + 1 - len(requests)), PolicyVersion(0))
         assert grant.leases, f"no leases, waits for {grant.waits_for}"
-        requests += [signer.signed(group_to_wire(_group(lease, tokens=tokens))) for lease in grant.leases]
+        requests += [group_to_wire(_group(lease, tokens=tokens)) for lease in grant.leases]
     return requests
 
 

@@ -20,8 +20,7 @@ rss_mb, peer_kb  resident memory of the coordinator; a peer's part of it, above 
 join_ms          CPU of the coordinator for a handshake, a join and the first heartbeat
 series           on /metrics; scrape_s, scrape_kb: the slowest scrape and its size
 status_s         ``heterorl-node status`` as a process; rpc_s: the call alone
-relay_mb         resident memory of a relay; relay_cores: of all of them. Relays answer the heartbeats; the
-                 coordinator's figures are those of their summaries
+relay_mb         resident memory of a relay; relay_cores: of all of them, for passing connections on
 
 Prints a table and a line of JSON a row. Exits with 1 if a row of 10 000 peers misses a promise.
 """
@@ -157,7 +156,7 @@ async def measured(peers: int, arguments: argparse.Namespace) -> Row:
                 await stack.enter_async_context(_relay(run, f"relay-{n}", hub.target))
                 for n in range(arguments.relays)
             ]
-            targets = ",".join([hub.target, *(f"relay-{n}={one.target}" for n, one in enumerate(relays))])
+            targets = ",".join([hub.target, *(one.target for one in relays)])
             generators = [
                 await stack.enter_async_context(_generator(run, targets, first, count, arguments.every))
                 for first, count in shares(peers, arguments.processes)

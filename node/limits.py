@@ -18,13 +18,12 @@ MESSAGE_BYTES: Final = {
     "MembershipService": 4 << 20,  # a heartbeat with 10 000 metric samples is about 1 MiB
     "ModelService": 6 << 20,  # as PolicyService: a list, and chunks of 1 MiB
     "PolicyService": 6 << 20,  # a manifest and its envelope; chunks are 1 MiB
-    "RelayService": 8 << 20,  # one answer may be leases with their rows: LEASED_ROWS_BYTES
     "RolloutService": ROLLOUT_MESSAGE_BYTES,
 }
 """Largest message of each service, in either direction. gRPC has one limit per server only."""
 
 SUBMISSION_HEADER_BYTES: Final = 8 << 10
-"""Room for the rest of a submission: ids, a certificate, a signature."""
+"""Room for the rest of a submission: ids, and a certificate and a signature of release 0.3."""
 
 CHUNK_BYTES: Final = 1 << 20
 """Part of a frame on the wire: larger chunks are hardly faster."""
@@ -100,12 +99,6 @@ PROBE_S: Final = 300.0
 VERDICTS_PER_HEARTBEAT: Final = 4096
 METRIC_FAMILIES_PER_HEARTBEAT: Final = 1000
 METRIC_SAMPLES_PER_HEARTBEAT: Final = 10_000
-
-CARRIED_SESSIONS: Final = 4096
-"""Samplers that one relay speaks for."""
-CARRIED_REQUESTS: Final = 64
-CARRIED_HEARTBEATS: Final = 1024
-"""In one message of a relay, whose own part is bounded by the size of its service's messages."""
 
 REVOCATIONS: Final = 16_384
 """Node ids shut out of a run: 1 MiB in the heartbeat that carries a change to a relay."""

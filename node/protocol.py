@@ -11,7 +11,10 @@ from typing import Final
 from node.errors import Reason, RefusedError
 
 UNNUMBERED: Final = 1
-"""The protocol of those that name none: release 0.2.0."""
+"""The protocol of those that name none: release 0.2.0, and relays of 0.3.0 that carry samplers."""
+
+SPLICED: Final = 3
+"""From this one on, relays have a name of their own in TLS and pass samplers' connections on."""
 
 _PROTOCOLS: Final = 1_000_000
 _VERSION_CHARACTERS: Final = 50
@@ -28,7 +31,7 @@ class Spoken:
     """For people."""
 
 
-OURS: Final = Spoken(protocol=2, oldest_protocol=1, software_version=version("heterorl-node"))
+OURS: Final = Spoken(protocol=3, oldest_protocol=2, software_version=version("heterorl-node"))
 
 
 def spoken_by(*, protocol: int, oldest_protocol: int, software_version: str) -> Spoken:

@@ -208,30 +208,24 @@ class GroupHeader(GroupTerms):
 
 @dataclass(frozen=True, slots=True)
 class EncodedGroup:
-    """A group as its sampler encoded it, which every hub keeps and hands on as it came."""
+    """A group as its sampler encoded it, which the coordinator keeps and hands on as it came."""
 
     header: bytes
     columns: bytes
     group_id: str = ""
     """The one it is handed in under; the header has its own word for it."""
     sampler_id: str = ""
-    """Who made it: proved at a hub, empty on the way to the first one."""
-    certificate: bytes = b""
-    """PEM, the sampler's; empty where it is not signed: TLS is off, or the coordinator has it."""
-    signature: bytes = b""
-    """DER, by the certificate's key."""
+    """Who made it: whose connection it came over. Empty on the way to the coordinator."""
     spooled_at_s: float = 0.0
     """Unix seconds on the coordinator's clock; 0 before."""
 
     def made_by(self, sampler_id: str) -> "EncodedGroup":
         """Return it with the sampler that made it."""
-        return EncodedGroup(
-            self.header, self.columns, self.group_id, sampler_id, self.certificate, self.signature
-        )
+        return EncodedGroup(self.header, self.columns, self.group_id, sampler_id)
 
     @property
     def parts(self) -> tuple[bytes, bytes]:
-        """The bytes that are signed and stored."""
+        """The bytes that are stored."""
         return self.header, self.columns
 
     @property

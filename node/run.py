@@ -263,8 +263,6 @@ class PeerStatus:
     joins: int
     refused_twins: int
     refused_twin_s: float
-    via: str = ""
-    """The relay that speaks for it; empty: it has a connection of its own."""
     grader_digest: bytes = b""
     """Digest of a sampler's grader code; empty: not told yet."""
     leases: int = 0

@@ -212,17 +212,14 @@ class SamplerConfig(GradingConfig):
     leased while it is full."""
 
     relays: tuple[Target, ...] = ()
-    """Relays to speak through, ``host:port`` each: heartbeats, leases and groups go over the first that
-    answers, else over ``node.coordinator``, which may be unset where it cannot be reached from here. Weights
-    are fetched from all of them. Empty: the coordinator."""
-
-    rollout_via: Target | None = None
-    """The last of ``relays``, by its name in release 0.2.0: for a configuration that serves both releases
-    during an upgrade."""
+    """Relays, ``host:port`` each: weights are fetched from all of them, and the coordinator is reached
+    through the first that leads to it, else at ``node.coordinator``, which may be unset where no way leads
+    there from here. Empty: all comes from the coordinator."""
 
     weight_sources: tuple[Target, ...] = ()
-    """More relays (or the coordinator) to fetch weights from, ``host:port`` each, used in parallel in
-    proportion to what they deliver. The coordinator is asked only when all of them are behind it."""
+    """More relays to fetch weights from (or the coordinator, as in ``node.coordinator``), ``host:port`` each,
+    in parallel, in proportion to what they deliver. The coordinator is asked only when all of them are behind
+    it."""
 
     save_policy_every_s: float = Field(default=60.0, ge=0)
     """Shortest time between two copies of the held policy on disk. In between, fetched deltas are logged, and
@@ -231,11 +228,6 @@ class SamplerConfig(GradingConfig):
     price_per_hour: float = Field(default=0.0, ge=0, le=1e6, allow_inf_nan=False)
     """Price of this sampler's machine, in a currency that all samplers of the run use. It is shown in metrics
     and dashboards, and changes nothing else; 0: unknown."""
-
-    @property
-    def hub_relays(self) -> tuple[str, ...]:
-        """Relays to speak through, in the order in which they are tried."""
-        return tuple(dict.fromkeys((*self.relays, *((self.rollout_via,) if self.rollout_via else ()))))
 
     @property
     def needed_packages(self) -> tuple[NeededPackage, ...]:

@@ -5,10 +5,10 @@
          |  '------> served policy <--- leasing ----------'---- settings, lost leases, clock: membership
          '---- announcements, frames
 
-The hub is the first of the sampler's relays that answers, or the coordinator. Weights come from relays if
-there are any, over channels of their own, so that a heartbeat never waits behind them. Policy sync stops
-first, then rollouts, then membership: leases are renewed until finished groups are submitted, and nobody
-writes to the engine's words once it is closed.
+The hub is the coordinator, through the first of the sampler's relays that leads to it, or straight. Weights
+come from relays if there are any, over channels of their own, so that a heartbeat never waits behind them.
+Policy sync stops first, then rollouts, then membership: leases are renewed until finished groups are
+submitted, and nobody writes to the engine's words once it is closed.
 """
 
 import asyncio
@@ -23,9 +23,7 @@ from node.clients.membership_client import Member, MembershipClient, Uplink
 from node.clients.rollout_client import SamplerRolloutClient
 from node.enrolment.move_notice import MovedCoordinator
 from node.errors import StartupError
-from node.identity.group_proof import GroupSigner
 from node.identity.peer import Peer
-from node.identity.relay_voucher import vouch
 from node.process.role_context import RoleContext
 from node.process.service import Service, StopsAfter
 from node.rpc.channel import Backoff, Caller, Purpose, dial
@@ -69,7 +67,7 @@ async def build(context: RoleContext) -> list[Service]:
     """
     config = context.config.section(SamplerConfig)
     target = context.config.node.coordinator or ""
-    if not target and not config.hub_relays:
+    if not target and not config.relays:
         raise StartupError(
             "The sampler has no hub to dial", fix="Set node.coordinator = HOST:PORT, or sampler.relays."
         )
@@ -84,7 +82,7 @@ async def build(context: RoleContext) -> list[Service]:
     step_limit_s = None if config.engine_process == "own" else config.engine_step_limit_s
     engine_thread = EngineThread(engine, policy, step_limit_s=step_limit_s, metrics=metrics)
     caller = context.identity or Peer(context.run.run_id, Role.SAMPLER, context.node_id)
-    hub = Hub(target, relays=config.hub_relays)
+    hub = Hub(target, relays=config.relays)
     moved = MovedCoordinator(hub, context.run, context.state_dir)
     control = dial(hub, caller, purpose=Purpose.CONTROL, now=context.clock.now())
     held = _held_version(context, engine, engine_thread, policy)
@@ -121,13 +119,13 @@ def _sources(
 ) -> Sources:
     config, target = context.config.section(SamplerConfig), context.config.node.coordinator
     dial_one = partial(dial_source, caller=caller, connections=BULK_CONNECTIONS, now=context.clock.now())
-    wanted = dict.fromkeys((*config.hub_relays, *config.weight_sources))
+    wanted = dict.fromkeys((*config.relays, *config.weight_sources))
     coordinators = Hub(target) if target else None
     known = () if coordinators is None else coordinators.addresses
-    relays = [dial_one(address) for address in wanted if address not in known]
+    relays = [dial_one(address, server=Role.RELAY) for address in wanted if address not in known]
     if coordinators is None:
         coordinator = None
-    elif config.hub_relays:
+    elif config.relays:
         coordinator = dial_one(moved.follow(coordinators))
     else:  # over the channel, and to the address, that membership has
         coordinator = dial_one(moved.hub, control=control)
@@ -198,10 +196,7 @@ def _pipeline(
     metrics: SamplerMetrics,
 ) -> GroupPipeline:
     config = context.config.section(SamplerConfig)
-    signer = None if context.identity is None else GroupSigner(context.identity)
-    client = SamplerRolloutClient(
-        dial(hub, caller, purpose=Purpose.ROLLOUTS, now=context.clock.now()), signer
-    )
+    client = SamplerRolloutClient(dial(hub, caller, purpose=Purpose.ROLLOUTS, now=context.clock.now()))
     return GroupPipeline(
         engine,
         engine_thread,
@@ -263,7 +258,6 @@ def _membership(
             must_repair=policy_sync.doubt,
             moved=moved.learn,
         ),
-        vouch=lambda relay_id, instance: vouch(caller, relay_id, instance=instance, now=context.clock.now()),
     )
 
 

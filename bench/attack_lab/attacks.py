@@ -17,7 +17,6 @@ from heterorl.v1 import membership_pb2, rollout_pb2
 from node.clients.rollout_client import SamplerRolloutClient
 from node.coordinator.work.slots import slot_and_attempt
 from node.errors import RefusedError
-from node.identity.group_proof import GroupSigner
 from node.rollout import EncodedGroup, LeasePurpose
 from node.rpc.address import join_address
 from node.rpc.channel import ConnectionLost, dial_as_stranger
@@ -109,25 +108,22 @@ async def step_report(enemy: Enemy) -> None:
         await asyncio.sleep(0.5)
 
 
-async def relay_in_others_names(enemy: Enemy) -> None:
-    """Submit groups under guessed lease ids of honest samplers, as a relay with a key of another sampler."""
-    relay = enemy.foe(Role.RELAY, "relay-liar")
-    await enemy.join(relay, prompts=0)
-    scout = await _sampler(enemy)
+async def in_others_names(enemy: Enemy) -> None:
+    """Submit groups under guessed lease ids of honest samplers, in their names and in its own."""
+    foe = await _sampler(enemy)
     while True:
-        leases = [lease for lease in await enemy.lease(scout, 1) if lease.purpose is LeasePurpose.TRAINING]
+        leases = [lease for lease in await enemy.lease(foe, 1) if lease.purpose is LeasePurpose.TRAINING]
         if not leases:
             await asyncio.sleep(PAUSE_S)
             continue
         slot, _ = slot_and_attempt(leases[0].lease_id)
-        head = await enemy.head(scout)
+        head = await enemy.head(foe)
         for back in range(12):
-            for sampler_id in ("sampler-1", "sampler-2"):
+            for sampler_id in ("sampler-1", "sampler-2", ""):
                 group = replace(
-                    enemy.group(scout, leases[0], version=head.number), group_id=f"{max(0, slot - back)}.1"
+                    enemy.group(foe, leases[0], version=head.number), group_id=f"{max(0, slot - back)}.1"
                 )
-                signed = GroupSigner(scout.identity).signed(group_to_wire(group))
-                await _submit_raw(enemy, relay, replace(signed, sampler_id=sampler_id))
+                await _submit_raw(enemy, foe, replace(group_to_wire(group), sampler_id=sampler_id))
         await asyncio.sleep(PAUSE_S)
 
 
@@ -143,7 +139,7 @@ async def unknown_fields(enemy: Enemy) -> None:
                 group = enemy.group(foe, lease, version=head.number)
                 padded = group_to_wire(group)
                 padded = replace(padded, columns=padded.columns + junk)
-                await _submit_raw(enemy, foe, GroupSigner(foe.identity).signed(padded))
+                await _submit_raw(enemy, foe, padded)
             await asyncio.sleep(1)
 
 
@@ -248,7 +244,7 @@ async def refused_submissions(enemy: Enemy) -> None:
         while True:
             n += 1
             header = rollout_pb2.GroupHeader(run_id=enemy.stage.run_id).SerializeToString()
-            group = GroupSigner(foe.identity).signed(EncodedGroup(header, b"", f"{n}.1"))
+            group = EncodedGroup(header, b"", f"{n}.1")
             await enemy.tried("submissions", foe.submissions.submit(group))
             await asyncio.sleep(FLOOD_CALLERS / 233)
 
@@ -281,7 +277,7 @@ ATTACKS: Final[Mapping[str, Callable[[Enemy], Awaitable[None]]]] = {
         forge_logprobs,
         absurd_rewards,
         step_report,
-        relay_in_others_names,
+        in_others_names,
         unknown_fields,
         gzip_bombs,
         idle_connections,
@@ -302,7 +298,7 @@ async def _sampler(enemy: Enemy) -> Foe:
 
 async def _submit_for_ever(enemy: Enemy, *, reward: float | None, purpose: LeasePurpose) -> None:
     foe = await _sampler(enemy)
-    client = SamplerRolloutClient(foe.channel, GroupSigner(foe.identity))
+    client = SamplerRolloutClient(foe.channel)
     async with enemy.heartbeats(foe, ()):
         while True:
             unwanted = []

@@ -207,10 +207,7 @@ class Campaign:
             exit_codes=exit_codes,
         )
         self.broken += [f"{check.promise}: {check.figures}" for check in promises if not check.is_kept]
-        known = _groups_arrived(ledger_path)
-        if RELAY in self._stage.plan.enrolled:
-            known += _groups_spooled(self._stage.state(RELAY) / "rollouts.sqlite")
-        lost = lost_groups(self._witness.acknowledged, known)
+        lost = lost_groups(self._witness.acknowledged, _groups_arrived(ledger_path))
         if lost:
             self.broken.append(f"{len(lost)} groups were taken in and lost, {lost[0]} among them")
 
@@ -225,11 +222,6 @@ def _groups_arrived(ledger: Path) -> list[str]:
         for number, _, is_submitted, *_ in json.loads(attempts)
         if is_submitted or winner
     ]
-
-
-def _groups_spooled(spool: Path) -> list[str]:
-    with contextlib.closing(sqlite3.connect(f"file:{spool}?mode=ro", uri=True)) as connection:
-        return [group_id for (group_id,) in connection.execute("SELECT group_id FROM groups")]
 
 
 def describe(violations: Sequence[str]) -> str:

@@ -41,7 +41,6 @@ _RELAY: Final = (
     Instant("payload stored", "versions/incoming/*/frames", is_change=True),
     Instant("artifact whole", "versions/complete/*"),
     Instant("mark being written", "versions/.head.json.new"),
-    Instant("group spooled", "rollouts.sqlite-wal", is_change=True),
 )
 _LEARNER: Final = (
     Instant("journal segment being begun", "journal/.*.new"),

@@ -1,6 +1,6 @@
 """A process that holds the connections of many samplers: joins, heartbeats, and how long answers took.
 
-    python -m bench.peer_lab.generator RUN HOST:PORT[,RELAY=HOST:PORT]... FIRST COUNT EVERY_S
+    python -m bench.peer_lab.generator RUN HOST:PORT[,RELAY:PORT]... FIRST COUNT EVERY_S
 
 Each peer has a certificate of its own, issued by the run's authority as enrolment would. All peers of a
 process have one key: the coordinator knows them by the names in their certificates. Peer 0 is the run's
@@ -33,12 +33,10 @@ from node import descriptors
 from node.enrolment.authority import LEAF_LIFETIME_S, Authority
 from node.enrolment.init_run import AUTHORITY_DIRECTORY
 from node.identity.certificates import key_to_pem, new_key
-from node.identity.identity_store import make_identity
-from node.identity.peer import Peer, hub_name
-from node.identity.relay_voucher import vouch
+from node.identity.peer import Peer, server_name
 from node.rpc.address import split_address
 from node.run import Role
-from node.wire.mapping import role_to_wire, to_wire
+from node.wire.mapping import role_to_wire
 
 SERVICE: Final = "/heterorl.v1.MembershipService/"
 _OPENING: Final = 64
@@ -54,9 +52,8 @@ class JoinRefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A hub to dial; the coordinator has no ``relay`` name."""
+    """An address by which the coordinator is reached."""
 
-    relay: str
     host: str
     port: int
 
@@ -65,17 +62,14 @@ class Fleet:
     """The peers of this process, and measurements since the last report."""
 
     def __init__(self, run: Path, targets: str, *, every_s: float, attempts: int = 8) -> None:
-        """Dial ``targets``: the coordinator's address, and name and address of each relay."""
+        """Dial ``targets``: the coordinator's address, and that of each relay."""
         coordinator, *relays = targets.split(",")
-        self._coordinator = Target("", *split_address(coordinator))
-        self._relays = [
-            Target(name, *split_address(address))
-            for name, _, address in (one.partition("=") for one in relays)
-        ]
+        self._coordinator = Target(*split_address(coordinator))
+        self._relays = [Target(*split_address(one)) for one in relays]
         self.every_s, self.attempts = every_s, attempts
         self._authority = Authority.load(run / Role.COORDINATOR / AUTHORITY_DIRECTORY)
         self.run_id = self._authority.run_id
-        self.hub = hub_name(self.run_id)
+        self.hub = server_name(self.run_id, Role.COORDINATOR)
         self.metrics = sampler_metrics()
         self.values = [sample.value for family in self.metrics for sample in family.samples]
         self.latencies_s: list[float] = []
@@ -126,8 +120,8 @@ class Fleet:
             return self._coordinator
         return self._relays[int(peer.node_id.rpartition("-")[2]) % len(self._relays)]
 
-    def tls(self, peer: Peer) -> tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO, bytes]:
-        """Return a client's side of a handshake as ``peer``, its pipes in and out, and its certificate."""
+    def tls(self, peer: Peer) -> tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]:
+        """Return a client's side of a handshake as ``peer`` and its pipes in and out."""
         certificate = self._authority.issue(
             peer, _public(self._key), now=time.time(), lifetime_s=LEAF_LIFETIME_S
         )
@@ -137,15 +131,7 @@ class Fleet:
             # The object takes what its context has now: one context serves all peers, one after the other.
             self._context.load_cert_chain(file.name)
         come, go = ssl.MemoryBIO(), ssl.MemoryBIO()
-        return self._context.wrap_bio(come, go, server_hostname=self.hub), come, go, certificate
-
-    def voucher(self, peer: Peer, certificate: bytes, instance: str) -> membership_pb2.RelayVoucher | None:
-        """Return a peer's voucher for its relay; None: it has none."""
-        if not (relay := self.target(peer).relay):
-            return None
-        identity = make_identity(self._key_pem, certificate, self._authority.certificate_pem)
-        voucher = vouch(identity, relay, instance=instance, now=time.time())
-        return to_wire(membership_pb2.RelayVoucher, voucher)
+        return self._context.wrap_bio(come, go, server_hostname=self.hub), come, go
 
     def report(self) -> str:
         """Return what was seen since the last report, and begin anew."""
@@ -172,7 +158,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, fleet: Fleet, peer: Peer, joined: "asyncio.Future[None]") -> None:
         self._fleet, self._peer, self._joined = fleet, peer, joined
-        self._tls, self._come, self._go, self._certificate = fleet.tls(peer)
+        self._tls, self._come, self._go = fleet.tls(peer)
         self._reader = http2.Reader(unary=_JOIN)
         self._loop = asyncio.get_running_loop()
         self._is_secure = self._is_lost = False
@@ -299,7 +285,6 @@ class Connection(asyncio.Protocol):
             vocabulary_size=100 if is_learner else 0,
             instance=f"{id(self):016x}",
             grader_digest=b"" if is_learner else b"g" * 16,
-            voucher=self._fleet.voucher(self._peer, self._certificate, f"{id(self):016x}"),
         )
 
     def _send(self, data: bytes) -> None:

@@ -7,6 +7,7 @@ from typing import Final
 from bench.sync_lab.lab import Facts, Lab, is_exact, put, syncs, watched_bytes
 from bench.sync_lab.network import Line, Network
 from bench.sync_lab.versions import Model
+from node.run import Role
 
 LOSSY: Final = Line(rate_mbit=100, round_trip_ms=150, loss=0.005)
 WATCHED_S: Final = (6.0, 26.0)
@@ -77,7 +78,9 @@ def cut(lab: Lab) -> Iterator[Facts]:
         ):
             links[1].cut()
             sources = [link.a for link in links]
-            with fleet.receivers(far, training.directory, sources=sources, connections=8) as receiver:
+            with fleet.receivers(
+                far, training.directory, sources=sources, connections=8, server=Role.RELAY
+            ) as receiver:
                 announced_s = put(hub, training.keyframes[0].name)
                 progress = watched_bytes(receiver, until_bytes=int(0.9 * size), until_s=announced_s + 120)
                 links[0].cut()

@@ -9,6 +9,7 @@ from typing import Final
 from bench.sync_lab.lab import Facts, Lab, is_exact, put, syncs
 from bench.sync_lab.network import Line, Network
 from bench.sync_lab.versions import LARGE, SMALL, Model, Training
+from node.run import Role
 
 LINE: Final = Line(rate_mbit=100, round_trip_ms=150)
 SETTLES_S: Final = 3.0
@@ -39,7 +40,14 @@ def _fanout(lab: Lab, training: Training, *, receivers: int, has_relay: bool) ->
             link = network.link(near, far, LINE)
             source = link.a
         group = running.enter_context(
-            fleet.receivers(far, training.directory, sources=[source], connections=8, count=receivers)
+            fleet.receivers(
+                far,
+                training.directory,
+                sources=[source],
+                connections=8,
+                count=receivers,
+                server=Role.RELAY if has_relay else Role.COORDINATOR,
+            )
         )
         for version, published in ((1, training.keyframes[0]), (2, training.steps[1])):
             time.sleep(SETTLES_S)
@@ -85,10 +93,21 @@ def _chain(lab: Lab, training: Training, *, relays: int, line: Line) -> Facts:
         hub = running.enter_context(fleet.hub(places[0], training.directory))
         for number in range(relays):
             running.enter_context(
-                fleet.relay(places[number + 1], f"relay-{number + 1}", upstream=links[number].a)
+                fleet.relay(
+                    places[number + 1],
+                    f"relay-{number + 1}",
+                    upstream=links[number].a,
+                    is_behind_relay=number > 0,
+                )
             )
         receiver = running.enter_context(
-            fleet.receivers(places[-1], training.directory, sources=[links[-1].a], connections=8)
+            fleet.receivers(
+                places[-1],
+                training.directory,
+                sources=[links[-1].a],
+                connections=8,
+                server=Role.RELAY if relays else Role.COORDINATOR,
+            )
         )
         time.sleep(SETTLES_S)
         announced_s = put(hub, published.name)

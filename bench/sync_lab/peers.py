@@ -150,8 +150,9 @@ class Fleet:
         connections: int,
         count: int = 1,
         name: str = "sampler",
+        server: Role = Role.COORDINATOR,
     ) -> Iterator[Process]:
-        """Run ``count`` samplers' weight halves in one process."""
+        """Run ``count`` samplers' weight halves in one process; ``server`` is the role of their sources."""
         for number in range(count):
             identity = self.directory / f"{name}-{number}" / IDENTITY_DIRECTORY
             self.run.save_identity(Role.SAMPLER, f"{name}-{number}", identity)
@@ -162,12 +163,15 @@ class Fleet:
             "names": [f"{name}-{number}" for number in range(count)],
             "sources": [f"{address}:{PORT}" for address in sources],
             "connections": connections,
+            "server": server.value,
         }
         yield from self._process(namespace, "bench.sync_lab.receivers", settings)
 
     @contextmanager
-    def relay(self, namespace: Namespace, name: str, *, upstream: str) -> Iterator[subprocess.Popen[bytes]]:
-        """Run ``heterorl-node --role relay`` on PORT, which mirrors from ``upstream``."""
+    def relay(
+        self, namespace: Namespace, name: str, *, upstream: str, is_behind_relay: bool = False
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """Run ``heterorl-node --role relay`` on PORT, which mirrors from ``upstream``: the hub or a relay."""
         state = self.directory / name
         self.run.save_identity(Role.RELAY, name, state / Role.RELAY / IDENTITY_DIRECTORY)
         arguments = [
@@ -175,6 +179,8 @@ class Fleet:
             *("--state-dir", str(state), "--run-file", str(self.run.directory / "run.json")),
             *("--set", f"relay.listen=0.0.0.0:{PORT}", "--set", "telemetry.http_listen=127.0.0.1:7790"),
         ]
+        if is_behind_relay:
+            arguments += ["--set", f'relay.upstream=["{upstream}:{PORT}"]']
         with (self.directory / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 namespace.command(sys.executable, "-m", "node", *arguments), stdout=log, stderr=log

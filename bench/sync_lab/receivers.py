@@ -37,6 +37,7 @@ from node.policy import ArtifactKey, PolicyVersion
 from node.process.memory import keep_freed_memory
 from node.rollout import LeaseGrant
 from node.rpc.channel import Purpose, dial
+from node.run import Role
 from node.telemetry.logging import configure_logging
 from node.telemetry.metrics import NodeMetrics
 from node.telemetry.transfer_metrics import TransferMetrics
@@ -103,7 +104,13 @@ class Receiver:
         assert identity is not None
         sources = Sources(
             [
-                dial_source(address, identity, connections=settings["connections"], now=now)
+                dial_source(
+                    address,
+                    identity,
+                    connections=settings["connections"],
+                    now=now,
+                    server=Role(settings["server"]),
+                )
                 for address in settings["sources"]
             ],
             clock=SystemClock(),
@@ -209,7 +216,13 @@ async def _probe(
     """Make a control call after another, on a channel of their own; say how long each took, seconds."""
     identity = load_identity(Path(settings["state"]) / settings["names"][0] / IDENTITY_DIRECTORY)
     assert identity is not None
-    channel = dial(settings["sources"][0], identity, purpose=Purpose.CONTROL, now=time.time())
+    channel = dial(
+        settings["sources"][0],
+        identity,
+        purpose=Purpose.CONTROL,
+        now=time.time(),
+        server=Role(settings["server"]),
+    )
     stub = policy_pb2_grpc.PolicyServiceStub(channel)
     calls_s: list[float] = []
     await channel.channel_ready()

@@ -312,13 +312,11 @@ FLEET_HUBS: Final = (
     Panel("Heartbeats", "Mean time between two of a sampler, and between two reports of a peer's metrics.",
           {"heartbeats": "heterorl_coordinator_heartbeat_pause_seconds",
            "metrics": "heterorl_coordinator_fleet_metrics_interval_seconds"}, SECONDS),
-    Panel("Groups on disk", "Bytes that wait for training at the coordinator, and for the coordinator's "
-          "answer at relays.",
-          {"coordinator": "heterorl_coordinator_spooled_bytes",
-           "{{node}}": "heterorl_relay_spooled_bytes"}, "bytes"),
-    Panel("Relays", "Samplers that each speaks for, and their requests that wait for the coordinator.",
-          {"{{node}}, samplers": "heterorl_relay_samplers",
-           "{{node}}, requests": "heterorl_relay_waiting_requests"}),
+    Panel("Groups on disk", "Bytes that wait for training.",
+          {"coordinator": "heterorl_coordinator_spooled_bytes"}, "bytes"),
+    Panel("Relays", "Connections that each passes on to the coordinator or serves itself, and its limit.",
+          {"{{node}}, to {{to}}": "heterorl_relay_connections",
+           "{{node}}, limit": "heterorl_relay_connection_limit"}),
     Panel("Buckets", "Artifacts that a hub serves and that are not in its bucket yet.",
           {"{{node}}": "heterorl_node_bucket_missing_artifacts"}),
 )  # fmt: skip
@@ -409,10 +407,8 @@ TRUST_THE_WIRE: Final = (
           "left out, by rule; per second.",
           {"twins": per_second("heterorl_coordinator_refused_twins_total"),
            "metrics: {{rule}}": per_second("heterorl_coordinator_fleet_families_refused_total", "rule")}),
-    Panel("Groups that relays lost", "Since they started; and groups whose bytes the coordinator's disk "
-          "changed.",
-          {"{{node}}": "heterorl_relay_dropped_groups_total",
-           "damaged in the spool": "heterorl_coordinator_damaged_groups_total"}),
+    Panel("Damaged groups", "Groups whose bytes the coordinator's disk changed, since it started.",
+          {"damaged": "heterorl_coordinator_damaged_groups_total"}),
 )  # fmt: skip
 
 TRUST_THE_LEDGER: Final = (

@@ -23,9 +23,8 @@ from node.clock import Clock, moment
 from node.errors import Reason, Recovery, RefusedError
 from node.identity.identity_store import Identity
 from node.identity.own_identity import OwnIdentity
-from node.identity.relay_voucher import RelayVoucher
 from node.policy import PolicyVersion
-from node.protocol import OURS, check_common
+from node.protocol import OURS, UNNUMBERED, check_common
 from node.rpc.channel import Backoff, ConnectionLost, call
 from node.rpc.clock_comparison import compare_clocks
 from node.rpc.hub import Hub
@@ -89,14 +88,8 @@ class MembershipClient:
         *,
         reports: PeerReports,
         notices: Notices,
-        vouch: Callable[[str, str], RelayVoucher] | None = None,
     ) -> None:
-        """Prepare; nothing is dialled before ``run``.
-
-        Args:
-            vouch: Lets a relay of this name speak for this process, by its instance. None: this peer does not
-                join by relays.
-        """
+        """Prepare; nothing is dialled before ``run``."""
         self._stub = membership_pb2_grpc.MembershipServiceStub(channel)
         self._member = member
         self._held = reports.held
@@ -105,7 +98,6 @@ class MembershipClient:
         self._moved = notices.moved
         self._clock, self._backoff, self._waiting = uplink.clock, uplink.backoff, uplink.waiting
         self._identity, self._hub = uplink.identity, uplink.hub
-        self._vouch = vouch
         self._instance = secrets.token_hex(8)
         self._heartbeats = Heartbeats(channel, reports, notices, instance=self._instance, clock=uplink.clock)
         self._settings: RunSettings | None = None
@@ -168,10 +160,9 @@ class MembershipClient:
                 _warn_of_other_grader(await self._call_join(), grader_digest)
                 return
             except (RefusedError, ConnectionLost) as error:
-                if not _is_final(error):
-                    self._look_elsewhere(error)
-                elif not self._has_another_word():
+                if _is_final(error):
                     raise
+                self._look_elsewhere(error)
                 _log(error)
             with self._waiting("hub"):
                 await backoff.wait()
@@ -194,24 +185,17 @@ class MembershipClient:
                         stopping=stopping,
                         answered=self._note_answer,
                     )
-            except _FirstHubAgainError:
-                logger.info("the first relay is tried again")
-                continue
             except (RefusedError, ConnectionLost) as error:
                 is_displaced = isinstance(error, RefusedError) and error.reason is Reason.NAME_IN_USE
-                is_final = _is_final(error) or (is_displaced and self._joins > 0)
-                if is_final and not self._has_another_word():
+                if _is_final(error) or (is_displaced and self._joins > 0):
                     raise
-                if not is_final:
-                    self._look_elsewhere(error)
+                self._look_elsewhere(error)
                 wait = self._wait_after(error)
             with wait:
                 await self._backoff.wait(stopping)
 
     async def _note_answer(self) -> None:
         self._backoff.reset()
-        if self._hub is not None and self._hub.answered(self._clock.monotonic()):
-            raise _FirstHubAgainError
         await self._renew_if_due()
 
     async def _renew_if_due(self) -> None:
@@ -238,9 +222,6 @@ class MembershipClient:
             logger.error("certificate not renewed", extra={"detail": str(error)})
             return
         logger.info("certificate renewed", extra={"until": moment(identity.current.not_after_s)})
-
-    def _has_another_word(self) -> bool:
-        return self._hub is not None and self._hub.has_another_word()
 
     def _look_elsewhere(self, error: RefusedError | ConnectionLost) -> None:
         if self._hub is not None:
@@ -303,20 +284,19 @@ class MembershipClient:
             grader_digest=self._grader_digest,
         )
         response = await call(self._stub.Join, request, timeout_s=JOIN_TIMEOUT_S)
-        if response.relay_id and self._vouch is not None:
-            voucher = self._vouch(response.relay_id, self._instance)
-            request.voucher.CopyFrom(to_wire(membership_pb2.RelayVoucher, voucher))
-            response = await call(self._stub.Join, request, timeout_s=JOIN_TIMEOUT_S)
         self._take_certificate(response.certificate)
         if response.moved:
             await asyncio.to_thread(self._moved, response.moved)
-        # A coordinator of before the first number admits whatever a later release says.
-        check_common(OURS, spoken_from_wire(response), peer_name=f"this {self._member.role}")
+        spoken = spoken_from_wire(response)
+        if spoken.protocol == UNNUMBERED:
+            where = "" if self._hub is None else f" at {self._hub.address}"
+            raise RefusedError(
+                Reason.PROTOCOL_MISMATCH,
+                f"a relay of release 0.3, which carries samplers, or a coordinator of 0.2 answers{where}",
+                fix="upgrade it: relays pass samplers' connections on since 0.4",
+            )
+        check_common(OURS, spoken, peer_name=f"this {self._member.role}")
         return from_wire(RunSettings, response)
-
-
-class _FirstHubAgainError(Exception):
-    """Ends the heartbeats to another hub, which goes on as if the stream were cut."""
 
 
 def _task(settings: RunSettings) -> tuple[bytes, int]:

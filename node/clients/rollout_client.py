@@ -8,7 +8,6 @@ import grpc.aio
 from heterorl.v1 import common_pb2, rollout_pb2, rollout_pb2_grpc
 from node.clients.submission_stream import SubmissionStream
 from node.failure import FailedLease, detail_of
-from node.identity.group_proof import GroupSigner
 from node.policy import PolicyVersion
 from node.rollout import LeaseGrant, RolloutGroup
 from node.rpc.channel import call
@@ -24,10 +23,8 @@ What is leased with an answer that comes too late stays out until it expires. Pi
 class SamplerRolloutClient:
     """Calls of one sampler over one channel. Raises RefusedError and ConnectionLost."""
 
-    def __init__(self, channel: grpc.aio.Channel, signer: GroupSigner | None) -> None:
-        """Call over ``channel``; groups are signed by ``signer``, which is None where TLS is off."""
+    def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = rollout_pb2_grpc.RolloutServiceStub(channel)
-        self._signer = signer
         self._submissions = SubmissionStream(channel)
 
     async def lease(self, max_leases: int, held: PolicyVersion, *, stays: bool = False) -> LeaseGrant:
@@ -54,7 +51,4 @@ class SamplerRolloutClient:
 
     async def submit(self, group: RolloutGroup) -> tuple[Verdict, str]:
         """Submit a group; safe to repeat. Return the hub's verdict and its reason."""
-        encoded = group_to_wire(group)
-        return await self._submissions.submit(
-            encoded if self._signer is None else self._signer.signed(encoded)
-        )
+        return await self._submissions.submit(group_to_wire(group))

@@ -32,7 +32,7 @@ from node.device import AUTO, chosen_device
 from node.errors import Reason, RefusedError
 from node.identity.identity_store import CERTIFICATE_FILE as CERTIFICATE
 from node.identity.identity_store import IDENTITY_DIRECTORY, KEY_FILE, Identity
-from node.identity.peer import hub_name
+from node.identity.peer import server_name
 from node.identity.run_description import RunDescription
 from node.rpc.address import join_address, split_target, split_targets
 from node.rpc.channel import ConnectionLost, Purpose, classified, dial
@@ -205,7 +205,7 @@ async def _tls(host: str, port: int, patient: Patient, proxy: Proxy | None) -> F
         directory = patient.state_dir / identity.role / IDENTITY_DIRECTORY
         context.load_cert_chain(directory / CERTIFICATE, directory / KEY_FILE)
     try:
-        name = hub_name(run.run_id)
+        name = server_name(run.run_id, Role.COORDINATOR)
         async with (
             asyncio.timeout(TIMEOUT_S),
             connected(host, port, proxy, tls=context, name=name) as (reader, writer),

@@ -297,10 +297,7 @@ def _row(peer: PeerStatus) -> tuple[Text, ...]:
     return (
         Text(printable(peer.node_id)),
         Text(peer.role),
-        Text(
-            printable(f"{peer.state} via {peer.via}" if peer.via else peer.state),
-            style=_STATE_STYLES.get(peer.state, ""),
-        ),
+        Text(printable(peer.state), style=_STATE_STYLES.get(peer.state, "")),
         Text(_number(peer.held)),
         Text(str(peer.version_lag_versions) if peer.role is not Role.VERIFIER else "-"),
         Text(f"{peer.lag_s:.1f}" if peer.role is not Role.VERIFIER else "-"),

@@ -9,6 +9,7 @@ from typing import Final, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from node.config.removed_keys import REMOVED
 from node.config.setting_sources import Setting, environment_name
 from node.errors import ConfigError
 
@@ -58,6 +59,9 @@ def _fault_of_one(
     if details["type"] == "extra_forbidden" and not inner:
         rule = f"[{section}] has no such key"
         fix = _fix_of_unknown(key.partition(".")[0], known=model.model_fields)
+        if name in REMOVED:
+            release, fix = REMOVED[name]
+            rule = f"was removed in {release}"
     else:
         rule, fix = _rule_and_fix(details, key=key, model=model)
     return ConfigError(key=name, value=given[key], source=source, rule=rule, fix=fix)

@@ -220,7 +220,7 @@ def survey(
         rows += rows_of(section, model, settings, sections.get(section))
     node, telemetry = sections.pop("node", None), sections.pop("telemetry", None)
     if isinstance(node, NodeSection):
-        by_relay = {name for name, section in sections.items() if getattr(section, "hub_relays", ())}
+        by_relay = {name for name, section in sections.items() if getattr(section, "relays", ())}
         faults += _faults_of_roles(node, frozenset(roles), given["node"], by_relay=by_relay)
     config = None
     if not faults and isinstance(node, NodeSection) and isinstance(telemetry, TelemetrySection):

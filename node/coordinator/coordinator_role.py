@@ -13,7 +13,6 @@ from heterorl.v1 import (
     membership_pb2_grpc,
     model_pb2_grpc,
     policy_pb2_grpc,
-    relay_pb2_grpc,
     rollout_pb2_grpc,
 )
 from node import limits
@@ -29,17 +28,20 @@ from node.coordinator.ledger.ledger_file import FILE_NAME as LEDGER_FILE
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.ledger.ledger_rows import LedgerEngine
 from node.coordinator.live_status import LiveStatus
+from node.coordinator.membership_servicer import MembershipServicer
 from node.coordinator.metrics import CoordinatorMetrics
+from node.coordinator.model_servicer import ModelServicer
 from node.coordinator.peer_requests import PeerRequests
 from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import Peers
 from node.coordinator.published import Published
-from node.coordinator.relay_servicer import RelayServicer
 from node.coordinator.reward_checking import RewardChecking
+from node.coordinator.rollout_servicer import RolloutServicer
 from node.coordinator.run_members import RunMembers
 from node.coordinator.run_rollouts import RunRollouts
 from node.coordinator.run_status import RunReport
 from node.coordinator.spool import Spool
+from node.coordinator.submission_door import SubmissionDoor
 from node.coordinator.transactions import Transactions
 from node.coordinator.trust_upkeep import PARDONS, TrustUpkeep
 from node.coordinator.work.accounts import Accounts, Transaction
@@ -56,7 +58,6 @@ from node.enrolment.move_notice import MoveNoticeFile
 from node.enrolment.renewal import Renewal
 from node.errors import ConfigError, DeposedError, StartupError
 from node.identity.own_identity import RenewedCertificates
-from node.identity.relay_voucher import VoucherVerifier
 from node.identity.revocation import FILE_NAME as REVOCATION_FILE
 from node.identity.revocation import RevocationList
 from node.process.role_context import RoleContext
@@ -65,11 +66,8 @@ from node.protocol import OURS
 from node.rpc.interceptor import RpcLimits
 from node.rpc.server import Audience, RpcServer, ServerLimits
 from node.run import RunSettings
-from node.serving.hub_setup import bucket_mirror, make_server, open_store, submission_door
-from node.serving.membership_servicer import MembershipServicer
-from node.serving.model_servicer import ModelServicer
+from node.serving.hub_setup import bucket_mirror, make_server, open_store
 from node.serving.policy_servicer import PolicyServicer
-from node.serving.rollout_servicer import RolloutServicer
 from node.telemetry.fleet_collector import FleetCollector
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.bucket_mirror import BucketMirror
@@ -274,10 +272,8 @@ def _members_server(
         clock=clock,
     )
     membership_servicer = MembershipServicer(members)
-    rollout_servicer = RolloutServicer(rollouts, submission_door(context, hands_on=False))
-    ca_pem = None if context.identity is None else context.identity.current.ca_pem
-    vouchers = VoucherVerifier(ca_pem, run_id=context.run.run_id)
-    relay_servicer = RelayServicer(members, rollouts, vouchers=vouchers, clock=clock)
+    door = SubmissionDoor(count_refusal=context.node_metrics.count_refusal, metrics=context.transfer_metrics)
+    rollout_servicer = RolloutServicer(rollouts, door)
     return make_server(
         context,
         "members",
@@ -290,7 +286,6 @@ def _members_server(
             partial(model_pb2_grpc.add_ModelServiceServicer_to_server, models),
             partial(policy_pb2_grpc.add_PolicyServiceServicer_to_server, policy),
             partial(rollout_pb2_grpc.add_RolloutServiceServicer_to_server, rollout_servicer),
-            partial(relay_pb2_grpc.add_RelayServiceServicer_to_server, relay_servicer),
         ),
     )
 

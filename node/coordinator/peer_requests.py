@@ -1,11 +1,9 @@
 """Requests of peers, checked in one order and decided by ``Peers`` and ``Spool``; without the wire.
 
-    join        the run's model and task --> whose process holds the name --> leases of another one end
-    heartbeat   no learner has taken over --> noted --> its leases renewed
-    lease       joined --> its model is the run's --> its grader code is --> leased
-    submit      its sampler is not shut out --> judged --> where a relay has told it otherwise: a notice
-
-The same for a peer with a connection of its own and for a sampler that a relay speaks for.
+join        the run's model and task --> whose process holds the name --> leases of another one end
+heartbeat   no learner has taken over --> noted --> its leases renewed
+lease       joined --> its model is the run's --> its grader code is --> leased
+submit      its sampler is not shut out --> judged
 """
 
 from collections.abc import Sequence
@@ -29,7 +27,7 @@ from node.protocol import OURS, Spoken
 from node.rollout import EncodedGroup, GroupHeader, LeaseGrant, RolloutGroup
 from node.run import Role
 from node.telemetry.metrics import MetricFamily
-from node.verdict import GroupVerdict, Verdict
+from node.verdict import Verdict
 
 Known = TypeVar("Known")
 
@@ -51,8 +49,6 @@ class Joining:
     completes: bool = False
     grader_digest: bytes = b""
     speaks: Spoken = OURS
-    via: str = ""
-    """The relay that speaks for the peer; empty: it has a connection of its own."""
 
 
 @dataclass(slots=True)
@@ -88,7 +84,6 @@ class PeerRequests:
             completes=joining.completes,
             grader_digest=joining.grader_digest,
             speaks=joining.speaks,
-            via=joining.via,
         )
         if peer.role is Role.SAMPLER and before not in ("", member.instance):
             await self.spool.end_leases(peer.node_id)
@@ -164,19 +159,9 @@ class PeerRequests:
         return await self.spool.release(peer.node_id, lease_ids, failed)
 
     async def submit(
-        self,
-        encoded: EncodedGroup,
-        read: GroupHeader | RolloutGroup | RefusedError,
-        *,
-        is_relayed: bool,
+        self, encoded: EncodedGroup, read: GroupHeader | RolloutGroup | RefusedError
     ) -> Submitted:
         """Take in a group, whose sampler is proved; see ``Spool.submit``."""
-        if self.revocations.is_revoked(encoded.sampler_id):  # since a relay took the group in
-            submitted = Submitted(Verdict.FOREIGN, f"{encoded.sampler_id} was revoked")
-        else:
-            submitted = await self.spool.submit(encoded, read)
-        if is_relayed and submitted.verdict not in (Verdict.SPOOLED, Verdict.DUPLICATE):
-            # The relay has told the sampler that the group is spooled.
-            verdict = GroupVerdict(encoded.group_id[:100], submitted.verdict, submitted.detail)
-            self.peers.notify(encoded.sampler_id, verdict)
-        return submitted
+        if self.revocations.is_revoked(encoded.sampler_id):  # since its stream began
+            return Submitted(Verdict.FOREIGN, f"{encoded.sampler_id} was revoked")
+        return await self.spool.submit(encoded, read)

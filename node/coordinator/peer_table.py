@@ -156,7 +156,6 @@ class PeerTable:
             verdicts={},
             staleness_mean_versions=0.0,
             joins=member.joins,
-            via=self.peers.via(peer),
             software_version=self.peers.speaks(peer).software_version,
             protocol=self.peers.speaks(peer).protocol,
             refused_twins=member.refused_twins,

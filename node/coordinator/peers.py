@@ -16,7 +16,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from node.coordinator.fleet.heartbeat_pause import drawn_pause_s, pause_s, silence_s
 from node.coordinator.fleet.membership import KnownPeer, Membership, PeerState
+from node.coordinator.fleet.pending_verdicts import PendingVerdicts
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.task_check import UNSAID, run_grader
@@ -25,8 +27,6 @@ from node.limits import VERDICTS_PER_HEARTBEAT
 from node.policy import PolicyVersion
 from node.protocol import OURS, Spoken
 from node.run import Role, StepReport, Teaching, Unusual
-from node.serving.heartbeat_pause import drawn_pause_s, pause_s, silence_s
-from node.serving.pending_verdicts import PendingVerdicts
 from node.telemetry.fleet_collector import FleetCollector
 from node.telemetry.metrics import MetricFamily
 from node.verdict import GroupVerdict
@@ -105,8 +105,6 @@ class Peers:
         """The newest of each peer."""
         self._waits_since_s: dict[Peer, float] = {}
         """Since when each peer names the wait that it names now."""
-        self._via: dict[Peer, str] = {}
-        """The relay that speaks for a peer; peers with a connection of their own are not here."""
         self._speaks: dict[Peer, Spoken] = {}
         self._few: dict[Peer, None] = {}
         """Known peers that are no samplers."""
@@ -135,25 +133,17 @@ class Peers:
         completes: bool = False,
         grader_digest: bytes = b"",
         speaks: Spoken = OURS,
-        via: str = "",
     ) -> KnownPeer:
-        """Admit a peer, or admit it again; see ``Membership.join``.
-
-        ``via`` names the relay that speaks for it from now on; empty: it has a connection of its own.
-        """
+        """Admit a peer, or admit it again; see ``Membership.join``."""
         member = self._membership.join(peer, now, instance=instance, completes=completes)
         self._reports[peer] = HeartbeatReport(held)
         self._waits_since_s[peer] = now
-        self._via.pop(peer, None)
-        if via:
-            self._via[peer] = via
         self._speaks[peer] = speaks
         if peer.role is Role.SAMPLER:
             self._samplers.add(peer.node_id)
         else:
             self._few[peer] = None
-        if not via:  # a relay shows its samplers' metrics itself
-            self._fleet.admit(peer)
+        self._fleet.admit(peer)
         if grader_digest:
             self._graders[peer] = grader_digest
             if peer.role is Role.VERIFIER:
@@ -193,8 +183,7 @@ class Peers:
         if self._reports[peer].waits_for != heartbeat.waits_for:
             self._waits_since_s[peer] = now
         self._reports[peer] = heartbeat
-        if peer not in self._via:
-            self._fleet.admit(peer)  # again: a peer that fell silent gave up its place
+        self._fleet.admit(peer)  # again: a peer that fell silent gave up its place
         if metrics:
             self._fleet.update(peer, metrics)
         elif metric_values:
@@ -263,10 +252,6 @@ class Peers:
         """Return the protocols and the software of a known peer."""
         return self._speaks[peer]
 
-    def via(self, peer: Peer) -> str:
-        """Return the relay that speaks for a peer; empty: it has a connection of its own."""
-        return self._via.get(peer, "")
-
     def grader_of(self, peer: Peer) -> bytes:
         """Return the digest of a peer's grader code; empty: it did not say."""
         return self._graders.get(peer, b"")
@@ -304,7 +289,6 @@ class Peers:
 
     def leave(self, peer: Peer) -> None:
         self._membership.leave(peer)
-        self._via.pop(peer, None)
         self._fleet.drop(peer)
         if peer.role is Role.VERIFIER:
             self._ask_verifiers()
@@ -327,15 +311,12 @@ class Peers:
         self._pause_s = pause_s(
             interval_s=self._heartbeat_interval_s,
             peers=self._membership.present_peers,
-            relayed=len(self._via),
             lease_ttl_s=self.accounts.terms.lease_ttl_s,
         )
         self._membership.be_patient(silence_s(configured_s=self._silent_after_s, pause_s=self._pause_s))
         changed = self._membership.expire(now)
         for member in changed:
             self._fleet.drop(member.peer)
-            if member.state is PeerState.LEFT:
-                self._via.pop(member.peer, None)
         if len(self._reports) > len(self._membership):
             self._forget()
         if any(member.peer.role is Role.VERIFIER for member in changed):
@@ -349,7 +330,6 @@ class Peers:
         for peer in [peer for peer in self._reports if peer not in self._membership]:
             del self._reports[peer], self._waits_since_s[peer], self._speaks[peer]
             self._few.pop(peer, None)
-            self._via.pop(peer, None)
             self._graders.pop(peer, None)
             if peer.role is Role.SAMPLER:
                 self._samplers.discard(peer.node_id)

@@ -74,9 +74,8 @@ class RunMembers:
         *,
         address: str,
         certificate: bytes,
-        via: str = "",
     ) -> membership_pb2.JoinResponse:
-        """Admit a peer that has the run's model; ``via`` names the relay that speaks for it."""
+        """Admit a peer that has the run's model."""
         if request.run_id != self.run.run_id:
             raise RefusedError(
                 Reason.FOREIGN_RUN,
@@ -100,7 +99,6 @@ class RunMembers:
             completes=bool(request.prompts),
             grader_digest=self._grader_digest(request),
             speaks=speaks,
-            via=via,
         )
         with self._twins_noted(peer, address):
             member = await self.requests.join(peer, joining)
@@ -111,7 +109,6 @@ class RunMembers:
                 "node_id": peer.node_id,
                 "joins": member.joins,
                 **({"prompts": request.prompts} if request.prompts else {}),
-                **({"via": via} if via else {}),
                 "software_version": speaks.software_version,
                 "protocol": speaks.protocol,
             },
@@ -120,7 +117,7 @@ class RunMembers:
         response.CopyFrom(self.settings)
         grader = self.requests.peers.accounts.grader
         response.grader_digest, response.grader_said_by = grader.digest, grader.said_by
-        response.certificate = self.renewal.certificate_for(peer, certificate)
+        response.certificate = self.renewal.certificate_for(peer, certificate, protocol=speaks.protocol)
         response.moved = self._notice_for(peer, joins=True)
         if (head := self.requests.peers.head) is not None:
             response.head.CopyFrom(to_wire(common_pb2.PolicyVersion, head))
@@ -138,15 +135,13 @@ class RunMembers:
         self._shared_status = (now, answer) if len(answer.peers) >= LARGE_FLEET_PEERS else None
         return answer
 
-    def disconnected(self, peer: Peer, *, via: str = "") -> None:
-        """Note that a peer's stream ended, unless it has come by another way since."""
-        if self.requests.peers.via(peer) == via:
-            self.requests.peers.disconnected(peer)
+    def disconnected(self, peer: Peer) -> None:
+        """Note that a peer's stream ended, in whatever order."""
+        self.requests.peers.disconnected(peer)
 
-    def leave(self, peer: Peer, *, via: str = "") -> None:
-        """Note that a peer left, unless it has come by another way since."""
-        if self.requests.peers.via(peer) == via:
-            self.requests.peers.leave(peer)
+    def leave(self, peer: Peer) -> None:
+        """Note that a peer left in good order."""
+        self.requests.peers.leave(peer)
 
     def _prompts(self, request: membership_pb2.JoinRequest) -> int:
         """Return the prompts that a sampler found; 0: it does not know, or the coordinator has the rows."""

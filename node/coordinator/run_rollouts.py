@@ -21,7 +21,7 @@ from node.identity.peer import Peer, is_name
 from node.limits import TRAINED_RUNS
 from node.policy import PolicyVersion
 from node.rollout import EncodedGroup, GroupHeader, RolloutGroup
-from node.run import Role, StepRecord
+from node.run import StepRecord
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.verdict import GroupVerdict, Verdict
 from node.waits import put_away, side_by_side
@@ -67,9 +67,8 @@ class RunRollouts:
         released = await self.requests.release(peer, tuple(request.lease_ids), failed)
         return rollout_pb2.ReleaseLeasesResponse(released=released)
 
-    async def take(self, peer: Peer, group: EncodedGroup) -> tuple[Verdict, str]:
-        is_relayed = peer.role is Role.RELAY
-        submitted = await self.requests.submit(group, _read(group), is_relayed=is_relayed)
+    async def take(self, group: EncodedGroup) -> tuple[Verdict, str]:
+        submitted = await self.requests.submit(group, _read(group))
         return submitted.verdict, submitted.detail
 
     async def drain(

@@ -1,15 +1,18 @@
 """The coordinator's half of a certificate's renewal: a member that joins late in its certificate's time gets
 the next one with the answer, for the same name and key.
 
-    peer --Join, by the old certificate--> coordinator --JoinResponse.certificate--> peer, relays on the way
+    peer --Join, by the old certificate--> coordinator --JoinResponse.certificate--> peer
 
-A member joins again on its own once its certificate is due, so that no token and no operator is needed.
+A member joins again on its own once its certificate is due, so that no token and no operator is needed. A
+relay that release 0.3 enrolled has the coordinator's name in its certificate: it gets one with a relay's name
+at its first join as 0.4.
 """
 
 import logging
 from pathlib import Path
 from typing import Final
 
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from node.clock import Clock
@@ -17,7 +20,9 @@ from node.enrolment.authority import present_authority
 from node.errors import StartupError
 from node.identity.certificates import peer_in, read_certificate
 from node.identity.own_identity import RenewedCertificates, is_due
-from node.identity.peer import Peer
+from node.identity.peer import Peer, server_name
+from node.protocol import SPLICED
+from node.run import Role
 
 logger = logging.getLogger(__name__)
 
@@ -36,10 +41,13 @@ class Renewal:
         self._lifetime_s = lifetime_s
         self._clock = clock
 
-    def certificate_for(self, peer: Peer, certificate_pem: bytes) -> bytes:
+    def certificate_for(self, peer: Peer, certificate_pem: bytes, *, protocol: int) -> bytes:
         """Return a new certificate for a peer that has proved the key of this one; empty where none is due.
 
         Empty, too, while the authority's key is not on this machine, and where TLS is off.
+
+        Args:
+            protocol: The newest that the peer speaks.
         """
         if not certificate_pem:
             return NOT_RENEWED
@@ -50,7 +58,7 @@ class Renewal:
         if (
             not isinstance(key, ec.EllipticCurvePublicKey)
             or peer_in(certificate) != peer
-            or not is_due(not_before_s, not_after_s, now=now)
+            or not (is_due(not_before_s, not_after_s, now=now) or _lacks_name(certificate, peer, protocol))
         ):
             return NOT_RENEWED
         about = {"node_id": peer.node_id, "expires_in_s": round(not_after_s - now)}
@@ -66,3 +74,10 @@ class Renewal:
         self._renewed.note(renewed_pem, now=now)
         logger.info("certificate renewed", extra={"node_id": peer.node_id, "role": peer.role})
         return renewed_pem
+
+
+def _lacks_name(certificate: x509.Certificate, peer: Peer, protocol: int) -> bool:
+    if peer.role is not Role.RELAY or protocol < SPLICED:
+        return False
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return server_name(peer.run_id, peer.role) not in names.get_values_for_type(x509.DNSName)

@@ -12,7 +12,7 @@ _NAME: Final = re.compile(NAME_PATTERN)
 _SCHEME: Final = "spiffe://"
 
 HUB_ROLES: Final = frozenset({Role.COORDINATOR, Role.RELAY})
-"""Roles that serve others. Only their certificates carry the run's hub name."""
+"""Roles that serve others. Their certificates carry a name for clients to verify: see ``server_name``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,14 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def hub_name(run_id: str) -> str:
-    """Return the DNS name in the certificate of every hub of the run, whatever host it is reached at.
+def server_name(run_id: str, role: Role) -> str:
+    """Return the DNS name in the certificates of a run's coordinators, or of its relays, at whatever host.
 
-    Clients verify this name and no other. So addresses may change, and no other member can pose as a hub.
+    Clients say and verify this name and no other. So addresses may change, no other member can pose as a hub,
+    and no relay as a coordinator. A relay's port tells by it whom a client wants.
+
+    Raises ValueError: the role serves nobody.
     """
-    return f"hub.{run_id}.heterorl"
+    if role not in HUB_ROLES:
+        raise ValueError(f"a {role} serves nobody")
+    return f"{'relay' if role is Role.RELAY else 'hub'}.{run_id}.heterorl"

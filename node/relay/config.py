@@ -12,7 +12,8 @@ class RelayConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     listen: Address = "127.0.0.1:7710"
-    """Where samplers, and relays behind this one, connect. Port 0: any free one, printed at the start."""
+    """Where samplers, and relays behind this one, connect: for weights, and on to the coordinator at
+    ``node.coordinator``, which they name as the one they want. Port 0: any free one, printed at the start."""
     upstream: tuple[Target, ...] = ()
     """Relays to take policy versions from, ``host:port`` each; the coordinator is asked only when all of them
     are behind it. Empty: the coordinator. Never name a relay that takes them from this one."""
@@ -22,10 +23,6 @@ class RelayConfig(BaseModel):
     """Object store in which the relay puts the weights it serves: ``s3://NAME/PREFIX``, ``gs://`` or
     ``az://``. Peers read them there by signed addresses, so that its own link carries each once. Credentials
     come from the provider's environment variables or the machine's role. Unset: it serves them itself."""
-    spool_groups: int = Field(default=1024, ge=1, le=65_536)
-    """Finished groups kept on disk while the coordinator is away or slow. When full, samplers keep theirs."""
-    spool_bytes: int = Field(default=2 << 30, ge=1 << 20, le=1 << 44)
-    """Size of those groups together; whichever of the two is reached first."""
 
     @property
     def needed_packages(self) -> tuple[NeededPackage, ...]:

@@ -4,9 +4,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
-from node.relay.rollout_spool import RolloutSpool
 from node.telemetry.metric_factory import MetricFactory
-from node.verdict import Verdict
 from node.weights.store.artifact_store import ArtifactStore
 
 
@@ -16,39 +14,19 @@ class RelayMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         new = MetricFactory(registry, "relay")
         self._head = new.gauge("head_version", "Newest version this relay announces; -1 before the first.")
-        self._spooled = new.gauge(
-            "spooled_groups", "Groups on this relay's disk without the coordinator's answer."
+        self._connections = new.gauge(
+            "connections", "Connections passed on to the coordinator, and those served here.", "to"
         )
-        self._spooled_bytes = new.gauge("spooled_bytes", "The size of those groups.")
-        self._forwarded = new.counter(
-            "forwarded_groups", "Groups forwarded, by the coordinator's verdict.", "verdict"
-        )
-        self.dropped_groups = new.counter(
-            "dropped_groups", "Groups lost here: the coordinator refused the message, or the disk changed it."
-        )
+        self._most_connections = new.gauge("connection_limit", "Most connections of both kinds together.")
 
-        self._samplers = new.gauge("samplers", "Samplers that this relay speaks for.")
-        self._requests = new.gauge(
-            "waiting_requests", "Requests of those samplers that wait for the coordinator."
-        )
-        self.dropped_verdicts = new.counter(
-            "dropped_verdicts", "Verdicts that a sampler was not told in time; the ledger counts them all."
-        )
-
-    def watch(
-        self,
-        store: ArtifactStore,
-        spool: RolloutSpool,
-        *,
-        samplers: Callable[[], int],
-        requests: Callable[[], int],
-    ) -> None:
-        """Read the gauges at every scrape."""
-        self._samplers.set_function(samplers)
-        self._requests.set_function(requests)
+    def watch_store(self, store: ArtifactStore) -> None:
+        """Read the newest version at every scrape."""
         self._head.set_function(lambda: -1 if (head := store.head()) is None else head.number)
-        self._spooled.set_function(lambda: len(spool))
-        self._spooled_bytes.set_function(lambda: spool.size_bytes)
 
-    def count_forwarded(self, verdict: Verdict) -> None:
-        self._forwarded.labels(verdict.value).inc()
+    def watch_connections(
+        self, *, passed_on: Callable[[], int], served_here: Callable[[], int], limit: int
+    ) -> None:
+        """Read the numbers of connections at every scrape."""
+        self._connections.labels("coordinator").set_function(passed_on)
+        self._connections.labels("relay").set_function(served_here)
+        self._most_connections.set(limit)

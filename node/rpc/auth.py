@@ -73,10 +73,6 @@ class Rule:
 _MEMBERS: Final = frozenset(MEMBER_ROLES)
 _LEARNER: Final = frozenset({Role.LEARNER})
 _SAMPLER: Final = frozenset({Role.SAMPLER})
-_SUBMITTERS: Final = frozenset({Role.SAMPLER, Role.RELAY})
-
-_CARRY_RATE: Final = Rate(per_s=100, burst=400)
-"""Messages of a relay for all its samplers; while the hub reads no more, their requests gather in one."""
 
 SUBMIT_ROLLOUTS: Final = "/heterorl.v1.RolloutService/SubmitRollouts"
 
@@ -96,13 +92,10 @@ RULES: Final[dict[str, Rule]] = {
     "/heterorl.v1.PolicyService/AwaitArtifact": Rule(_MEMBERS, is_endless=True),
     "/heterorl.v1.PolicyService/OfferArtifact": Rule(_LEARNER),
     "/heterorl.v1.PolicyService/UploadFrames": Rule(_LEARNER),
-    "/heterorl.v1.RelayService/Carry": Rule(
-        frozenset({Role.RELAY}), is_endless=True, rate=_JOIN_RATE, message_rate=_CARRY_RATE
-    ),
     "/heterorl.v1.RolloutService/LeasePrompts": Rule(_SAMPLER, rate=_LEASE_RATE),
     "/heterorl.v1.RolloutService/ReleaseLeases": Rule(_SAMPLER, rate=_LEASE_RATE),
     SUBMIT_ROLLOUTS: Rule(
-        _SUBMITTERS,
+        _SAMPLER,
         is_endless=True,
         rate=_JOIN_RATE,
         message_rate=_SUBMISSION_RATE,
@@ -113,6 +106,15 @@ RULES: Final[dict[str, Rule]] = {
     "/heterorl.v1.RolloutService/CheckRewards": Rule(frozenset({Role.VERIFIER}), is_endless=True),
 }
 """Every rpc; one that is missing here cannot be called."""
+
+GONE: Final[dict[str, RefusedError]] = {
+    "/heterorl.v1.RelayService/Carry": RefusedError(
+        Reason.PROTOCOL_MISMATCH,
+        "relays carry no samplers since 0.4: they pass samplers' connections on",
+        fix="upgrade this relay; its samplers stay as they are",
+    ),
+}
+"""Rpcs of the release before that are no more, with what their callers are told."""
 
 
 def service_of(method: str) -> str:

@@ -20,12 +20,13 @@ import grpc.aio
 from node.errors import HeteroRLError, Reason, RefusedError, StartupError
 from node.identity.identity_store import Identity, check_dates
 from node.identity.own_identity import OwnIdentity
-from node.identity.peer import Peer, hub_name
+from node.identity.peer import Peer, server_name
 from node.limits import MESSAGE_BYTES
 from node.rpc.address import is_loopback, split_address
 from node.rpc.auth import USER_AGENT_PREFIX
 from node.rpc.hub import Hub, HubChannel
 from node.rpc.proxy import proxy_to, ways_followed
+from node.run import Role
 from node.waits import wait_at_most
 
 Caller: TypeAlias = Identity | OwnIdentity | Peer
@@ -61,7 +62,6 @@ class Purpose(enum.StrEnum):
     """The purpose of a channel: the service with the largest messages that it carries."""
 
     CONTROL = "MembershipService"
-    CARRIED = "RelayService"
     ROLLOUTS = "RolloutService"
     BULK = "PolicyService"
 
@@ -170,32 +170,38 @@ def dial(
     *,
     purpose: Purpose,
     now: float,
+    server: Role = Role.COORDINATOR,
     keepalive: Keepalive = KEEPALIVE,
 ) -> grpc.aio.Channel:
     """Return a channel to the hub at ``target``; it connects at its first call and reconnects by itself.
 
-    The server must hold a certificate of the caller's run with the hub name, whatever ``target`` is: to a
-    ``Hub`` each call goes where that is then, and by the certificate that the caller has then. A caller
-    without an identity has TLS off, on loopback only. ``keepalive`` must be the server's.
+    The server must hold a certificate of the caller's run with the name of ``server``'s role, whatever
+    ``target`` is: a coordinator is reached through a relay's address, too. To a ``Hub`` each call goes where
+    that is then, and by the certificate that the caller has then. A caller without an identity has TLS off,
+    on loopback only. ``keepalive`` must be the server's.
 
     Raises StartupError: the caller's certificate is not valid now, or TLS is off towards another machine.
     """
     if isinstance(caller, OwnIdentity):
         check_dates(caller.current, now)
         hub = target if isinstance(target, Hub) else Hub(target)
-        return HubChannel(
+        channel = HubChannel(
             hub,
-            lambda address: _dialled(address, caller.current, purpose, keepalive),
+            lambda address: _dialled(address, caller.current, purpose, server, keepalive),
             renewals=lambda: caller.renewals,
         )
+        if server is Role.RELAY:
+            # It does not hear of the next certificate, and would refuse the calls of this one at its end.
+            caller.watch(lambda _: channel.end_calls())
+        return channel
     if isinstance(caller, Identity):
         check_dates(caller, now)
-    each = partial(_dialled, caller=caller, purpose=purpose, keepalive=keepalive)
+    each = partial(_dialled, caller=caller, purpose=purpose, server=server, keepalive=keepalive)
     return HubChannel(target, each) if isinstance(target, Hub) else each(target)
 
 
 def _dialled(
-    target: str, caller: Identity | Peer, purpose: Purpose, keepalive: Keepalive
+    target: str, caller: Identity | Peer, purpose: Purpose, server: Role, keepalive: Keepalive
 ) -> grpc.aio.Channel:
     options = _options(target, MESSAGE_BYTES[purpose], keepalive)
     if purpose is Purpose.BULK:
@@ -205,14 +211,14 @@ def _dialled(
         options.append(("grpc.primary_user_agent", USER_AGENT_PREFIX + caller.spiffe_id))
         return grpc.aio.insecure_channel(target, options)
     credentials = grpc.ssl_channel_credentials(caller.ca_pem, caller.key_pem, caller.certificate_pem)
-    options.append(("grpc.ssl_target_name_override", hub_name(caller.run_id)))
+    options.append(("grpc.ssl_target_name_override", server_name(caller.run_id, server)))
     return grpc.aio.secure_channel(target, credentials, options)
 
 
 def dial_as_stranger(target: str, *, run_id: str, ca_pem: bytes) -> grpc.aio.Channel:
     """Return a channel to a run's enrolment port: it verifies the hub; the caller has no name yet."""
     options = _options(target, MESSAGE_BYTES["EnrolmentService"], KEEPALIVE)
-    options.append(("grpc.ssl_target_name_override", hub_name(run_id)))
+    options.append(("grpc.ssl_target_name_override", server_name(run_id, Role.COORDINATOR)))
     return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(ca_pem), options)
 
 
@@ -245,7 +251,7 @@ def classified() -> Iterator[None]:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise ConnectionLost("the call was ended with others to a hub that gave no answer") from error
+        raise ConnectionLost("the call was ended with the others of its channel") from error
 
 
 def classify(error: grpc.aio.AioRpcError) -> RefusedError | ConnectionLost:

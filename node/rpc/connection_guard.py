@@ -5,6 +5,10 @@ certificate are only cut off when their handshake fails or takes too long. With 
 could scrape, fetch or join. So this process shuts connections of the port when there are too many, first
 those over which no member has ever called. Their data never passes through here: a socket is found and shut
 by its descriptor, and gRPC then finds that its caller has gone.
+
+Samplers behind a relay come from the relay's address. While a relay itself is connected, so that its
+certificate proves the address, strangers there may be so many as samplers that it passes on; whoever abuses
+that is still a stranger, and is shut before any member.
 """
 
 import asyncio
@@ -23,7 +27,9 @@ from typing import Final, TypeVar
 
 from node import descriptors
 from node.errors import CountRefusal, Reason
+from node.identity.peer import Peer
 from node.rpc.places import origin
+from node.run import Role
 from node.waits import wait_at_most
 
 logger = logging.getLogger(__name__)
@@ -35,6 +41,10 @@ TELL_EVERY_S: Final = 60.0
 """Between two warnings."""
 
 _MOST_OWNERS: Final = 1 << 17
+
+RELAYED_STRANGERS: Final = 512
+"""Connections from a relay's address that nobody has called over yet: two each of 256 samplers that come back
+at once. The relay's own bound on strangers is of the same size."""
 
 Result = TypeVar("Result")
 
@@ -49,22 +59,25 @@ class Connection:
     group: str
     """Key it counts under: the member that has called over it, else the address it comes from."""
     is_members: bool
+    kept: int = descriptors.CONNECTIONS_PER_PEER
+    """How many strangers of the group are kept while there are others."""
 
 
 def to_shut(connections: Sequence[Connection], excess: int) -> list[Connection]:
     """Return the connections to shut when there are ``excess`` too many.
 
     Strangers' come first, members' only when there are no others; in both, whoever has the most loses first.
-    An address that strangers call from keeps as many as one peer needs, however small the excess: gRPC would
-    take in others from those that wait.
+    An address that strangers call from keeps as many as one peer needs, or the samplers behind a relay,
+    however small the excess: gRPC would take in others from those that wait.
     """
     seen: Counter[str] = Counter()
     order = []
     held = 0
     for connection in connections:
         seen[connection.group] += 1
-        order.append((connection.is_members, -seen[connection.group], connection.descriptor, connection))
-        held += not connection.is_members and seen[connection.group] > descriptors.CONNECTIONS_PER_PEER
+        share = seen[connection.group] / connection.kept
+        order.append((connection.is_members, -share, connection.descriptor, connection))
+        held += not connection.is_members and share > 1
     order.sort(key=lambda each: each[:3])
     return [connection for *_, connection in order[: max(held, excess)]] if excess > 0 else []
 
@@ -73,16 +86,16 @@ class Owners:
     """The members that have called over connections; the least recently used are forgotten past a bound."""
 
     def __init__(self) -> None:
-        self._owners: OrderedDict[str, str] = OrderedDict()
+        self._owners: OrderedDict[str, Peer] = OrderedDict()
 
-    def note(self, remote: str, node_id: str) -> None:
+    def note(self, remote: str, peer: Peer) -> None:
         """Note that a member calls from ``remote``."""
-        self._owners[remote] = node_id
+        self._owners[remote] = peer
         self._owners.move_to_end(remote)
         if len(self._owners) > _MOST_OWNERS:
             self._owners.popitem(last=False)
 
-    def owner_of(self, remote: str) -> str | None:
+    def owner_of(self, remote: str) -> Peer | None:
         """Return who has called from there."""
         return self._owners.get(remote)
 
@@ -108,7 +121,7 @@ class ConnectionGuard:
                 await asyncio.to_thread(self._shut, excess, most)
 
     def _shut(self, excess: int, most: int) -> None:
-        shut = to_shut(list(self._connections(range(most))), excess)
+        shut = to_shut(self._connections(range(most)), excess)
         for connection in shut:
             _with_socket(connection.descriptor, partial(_shut, self._port, connection.remote))
             self._count_refusal(service="connections", reason=Reason.BUSY)
@@ -125,15 +138,27 @@ class ConnectionGuard:
                 },
             )
 
-    def _connections(self, numbers: Sequence[int]) -> Iterator[Connection]:
+    def _connections(self, numbers: Sequence[int]) -> list[Connection]:
+        found = [
+            (number, *caller, self._owners.owner_of(caller[0])) for number, caller in self._callers(numbers)
+        ]
+        relays = {
+            origin(host) for _, _, host, owner in found if owner is not None and owner.role is Role.RELAY
+        }
+        return [
+            Connection(number, remote, origin(host), is_members=False, kept=RELAYED_STRANGERS)
+            if owner is None and origin(host) in relays
+            else Connection(number, remote, owner.node_id if owner else origin(host), owner is not None)
+            for number, remote, host, owner in found
+        ]
+
+    def _callers(self, numbers: Sequence[int]) -> Iterator[tuple[int, tuple[str, str]]]:
         with contextlib.suppress(OSError):  # none is left to list them with: each number is tried
             numbers = [int(name) for name in os.listdir("/dev/fd")]
         for number in numbers:
             caller = _with_socket(number, partial(_caller, self._port))
             if caller is not None:
-                remote, host = caller
-                owner = self._owners.owner_of(remote)
-                yield Connection(number, remote, owner or origin(host), owner is not None)
+                yield number, caller
 
 
 def _with_socket(number: int, use: Callable[[socket.socket], Result]) -> Result | None:

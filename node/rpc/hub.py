@@ -1,32 +1,28 @@
-"""The hubs that a peer speaks through: its relays, in their order, then coordinators, one of which leads.
+"""The addresses at which a peer reaches the coordinator: its relays', in their order, then coordinators' own.
 
-Whoever joins the run moves on from a coordinator that cannot be reached, stands by or drains, and from a
-relay that does not serve for whatever reason; every channel that was dialled to the hub begins its next call
-where the hub is then. Calls that have begun stay where they are, unless the hub gave no answer: each would
-wait until its own pings find that out, for half a minute, while other peers work with the next coordinator.
-A final refusal by a relay is final only once every other address has refused, too: a relay's word alone does
-not stop a sampler that knows another hub.
+Behind each a coordinator answers, and one of several leads. Whoever joins the run moves on from an address
+where none answers, or where the one there stands by or drains; every channel that was dialled to the hub
+begins its next call where the hub is then. Calls that have begun stay where they are, unless the hub gave no
+answer: each would wait until its own pings find that out, for half a minute, while other peers work with the
+next coordinator.
 """
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import grpc
 import grpc.aio
 
-from node.errors import HeteroRLError, Reason, Recovery, RefusedError
+from node.errors import HeteroRLError, Reason, RefusedError
 from node.rpc.address import split_targets
-
-RETURN_S: Final = 600.0
-"""How long a peer that has relays stays with another hub before it tries the first one again."""
 
 
 class Hub:
     """One or more addresses; used on the event loop's thread."""
 
     def __init__(self, addresses: str, *, relays: Sequence[str] = ()) -> None:
-        """Take ``host:port`` of coordinators, with commas between, or nothing where there are ``relays``.
+        """Take ``host:port`` of coordinators, with commas between; empty where all are reached by ``relays``.
 
         Raises ValueError: one cannot be dialled.
         """
@@ -37,9 +33,7 @@ class Hub:
         self.moves = 0
         self._relays = frozenset(relays)
         self._coordinators = coordinators
-        self._left_first_s: float | None = None
-        self._final_refusals: set[str] = set()
-        """Addresses that refused for good since the last answer."""
+        self._listeners: list[Callable[[], None]] = []
         self._channels: weakref.WeakSet[HubChannel] = weakref.WeakSet()
 
     def __str__(self) -> str:
@@ -53,17 +47,20 @@ class Hub:
         """
         if len(self.addresses) == 1:
             return
-        if isinstance(error, RefusedError):
-            if self.address in self._relays:
-                stays = error.reason.recovery is Recovery.REPLAN
-            else:
-                stays = error.reason not in (Reason.STANDBY, Reason.DRAINING)
-            if stays:
-                return
-        self._move_on()
+        if isinstance(error, RefusedError) and error.reason not in (Reason.STANDBY, Reason.DRAINING):
+            return
+        place = self.addresses.index(self.address)
+        self.address = self.addresses[(place + 1) % len(self.addresses)]
+        self.moves += 1
         if not isinstance(error, RefusedError):
             for channel in tuple(self._channels):
                 channel.end_calls()
+        for listener in self._listeners:
+            listener()
+
+    def watch(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` whenever another address is dialled from then on."""
+        self._listeners.append(listener)
 
     def add_channel(self, channel: "HubChannel") -> None:
         """End the calls of a channel where the hub that they are at gives no answer."""
@@ -83,35 +80,6 @@ class Hub:
         self.addresses = tuple(dict.fromkeys((*relays, *coordinators, *known)))
         if not self._channels:
             self.address = self.addresses[0]
-
-    def has_another_word(self) -> bool:
-        """Take the next address after a relay's final refusal; return False where all of them refuse."""
-        self._final_refusals.add(self.address)
-        if self.address not in self._relays or len(self._final_refusals) == len(self.addresses):
-            return False
-        self._move_on()
-        return True
-
-    def answered(self, now: float) -> bool:
-        """Note an answer at ``now``; return whether it is time to try the first relay again, and go there."""
-        self._final_refusals.clear()
-        if not self._relays or self.address == self.addresses[0]:
-            self._left_first_s = None
-        elif self._left_first_s is None:
-            self._left_first_s = now
-        elif now - self._left_first_s >= RETURN_S:
-            self._left_first_s = None
-            self._move_to(self.addresses[0])
-            return True
-        return False
-
-    def _move_on(self) -> None:
-        place = self.addresses.index(self.address)
-        self._move_to(self.addresses[(place + 1) % len(self.addresses)])
-
-    def _move_to(self, address: str) -> None:
-        self.address = address
-        self.moves += 1
 
 
 class HubChannel(grpc.aio.Channel):

@@ -30,6 +30,7 @@ from node.identity.revocation import RevocationList
 from node.limits import ROLLOUT_MESSAGE_BYTES
 from node.rpc.address import ENROLMENT_PORT, MEMBERS_PORT
 from node.rpc.auth import (
+    GONE,
     RULES,
     Context,
     Rule,
@@ -183,7 +184,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         rule = RULES.get(method)
         if rule is None:
-            return None
+            return self._refusing(method, GONE[method]) if method in GONE else None
         if self._admission.standby is not None:
             return self._refusing(method, self._admission.standby())
         if handler is None:
@@ -344,7 +345,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
             if refusal is not None:
                 raise refusal
             check_role(peer, rule, method)
-            self.owners.note(context.peer(), peer.node_id)
+            self.owners.note(context.peer(), peer)
             self._check_not_too_much(peer, method, rule.rate)
         if self._is_draining:
             raise _draining()
@@ -448,8 +449,7 @@ def _port_of(service: str) -> str:
     if service == "EnrolmentService":
         return f"the coordinator's enrolment port (coordinator.enrolment_listen, {ENROLMENT_PORT} by default)"
     members = f"the coordinator's members port (coordinator.listen, {MEMBERS_PORT} by default)"
-    at_coordinators = ("ModelService", "RelayService")
-    return members if service in at_coordinators else f"{members} and at relays"
+    return f"{members} and at relays" if service == "PolicyService" else members
 
 
 def _draining() -> RefusedError:

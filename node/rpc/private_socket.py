@@ -5,14 +5,18 @@ directory: of the usual places the first where one can be made and whose path is
 as on a read-only file system, it has an abstract name, which other users of the machine could connect to.
 """
 
+import asyncio
 import contextlib
 import os
 import secrets
+import socket
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from node.errors import Reason, RefusedError
 
 PATH_BYTES: Final = 107
 """Longest path of a Unix socket on Linux, without the zero at its end."""
@@ -47,6 +51,31 @@ class PrivateSocket:
     def name_of(self, caller: str) -> str:
         """Return an address to connect from, which names a caller."""
         return f"{self.place}/{caller[:NAME_BYTES]}"
+
+    async def connect(self, caller: str) -> socket.socket:
+        """Connect to the server under a caller's address, which it logs.
+
+        Raises RefusedError: INTERNAL; it is not reached, which is not the caller's fault.
+        """
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.setblocking(False)
+            name = self.name_of(caller)
+            connection.bind(name)
+            try:
+                await asyncio.get_running_loop().sock_connect(connection, self.path)
+            finally:
+                if not self.is_abstract:
+                    os.unlink(name)
+        except OSError as error:
+            connection.close()
+            raise RefusedError(
+                Reason.INTERNAL, f"the server behind the port is not reached: {error}"
+            ) from error
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
 
 @contextlib.contextmanager

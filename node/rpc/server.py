@@ -9,8 +9,9 @@ import contextlib
 import enum
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import grpc
 import grpc.aio
@@ -23,7 +24,7 @@ from node.rpc.address import is_loopback, join_address, split_address
 from node.rpc.channel import KEEPALIVE, Keepalive
 from node.rpc.connection_guard import ConnectionGuard
 from node.rpc.interceptor import Admission, RpcInterceptor, RpcLimits
-from node.rpc.private_socket import private_socket
+from node.rpc.private_socket import PrivateSocket, private_socket
 from node.rpc.strangers_gate import GateLimits, StrangersGate
 from node.waits import wait_at_most
 
@@ -51,6 +52,17 @@ class Audience(enum.Enum):
     """Callers show a certificate of the run, or the handshake fails."""
     STRANGERS = enum.auto()
     """Callers have no certificate yet; only the server shows one."""
+
+
+class Gate(Protocol):
+    """Takes connections in and passes them on to a server that listens on a private socket."""
+
+    def open(self, listen: str, inner: PrivateSocket) -> AbstractAsyncContextManager[str]:
+        """Pass connections on while the body runs; yield the address with its port.
+
+        Raises OSError: the address cannot be bound.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +97,12 @@ class RpcServer:
         drain_grace_s: float,
         audience: Audience = Audience.MEMBERS,
         limits: ServerLimits | None = None,
+        gate: Gate | None = None,
     ) -> None:
-        """Serve as ``identity``, of a coordinator or relay; None: without TLS, on loopback only."""
+        """Serve as ``identity``, of a coordinator or relay; None: without TLS, on loopback only.
+
+        ``gate`` takes connections in; None: of members gRPC does, with strangers a gate of ours.
+        """
         self._name = name
         self._listen = listen
         self._servicers = servicers
@@ -95,6 +111,9 @@ class RpcServer:
         self._drain_grace_s = drain_grace_s
         self._limits = limits or ServerLimits()
         self._count_refusal = admission.count_refusal
+        if gate is None and audience is Audience.STRANGERS:
+            gate = StrangersGate(self._count_refusal, self._limits.gate)
+        self._gate = gate
         self._interceptor = RpcInterceptor(name, admission, limits=self._limits.rpc)
         self.address = listen
         """host:port, the real port once ready."""
@@ -133,11 +152,10 @@ class RpcServer:
         credentials = self._credentials(host)
         async with contextlib.AsyncExitStack() as at_the_end:
             try:
-                if self._audience is Audience.STRANGERS:
+                if self._gate is not None:
                     inner = at_the_end.enter_context(private_socket())
                     _add_port(server, inner.grpc_address, credentials)
-                    gate = StrangersGate(self._count_refusal, self._limits.gate)
-                    address = await at_the_end.enter_async_context(gate.open(self._listen, inner))
+                    address = await at_the_end.enter_async_context(self._gate.open(self._listen, inner))
                 else:
                     address = join_address(host, _add_port(server, self._listen, credentials))
             except (OSError, RuntimeError) as error:
@@ -149,7 +167,7 @@ class RpcServer:
             yield address
 
     async def _guard_until(self, stopping: asyncio.Event) -> None:
-        if self._audience is Audience.MEMBERS:
+        if self._gate is None:
             port = split_address(self.address)[1]
             await ConnectionGuard(port, self._interceptor.owners, self._count_refusal).run(stopping)
 

@@ -1,1 +1,1 @@
-"""The common part of hubs (coordinator and relays): serving policy versions, taking groups in."""
+"""The common part of hubs (coordinator and relays): serving policy versions."""

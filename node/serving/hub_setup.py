@@ -1,4 +1,4 @@
-"""Setup that a coordinator and a relay share: the store of policy versions, ports, checks of submissions."""
+"""Setup that a coordinator and a relay share: the store of policy versions, ports."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -7,13 +7,11 @@ from typing import Final
 import grpc.aio
 
 from node.errors import RefusedError
-from node.identity.group_proof import GroupVerifier
 from node.identity.own_identity import RenewedCertificates
 from node.identity.revocation import RevocationList
 from node.process.role_context import RoleContext
 from node.rpc.interceptor import Admission
-from node.rpc.server import Audience, RpcServer, ServerLimits
-from node.serving.submission_door import SubmissionDoor
+from node.rpc.server import Audience, Gate, RpcServer, ServerLimits
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.bucket import Bucket
 from node.weights.transfer.bucket_mirror import BucketMirror
@@ -44,18 +42,6 @@ def bucket_mirror(context: RoleContext, store: ArtifactStore, url: str | None) -
     )
 
 
-def submission_door(context: RoleContext, *, hands_on: bool) -> SubmissionDoor:
-    """Return what checks the groups that are handed in; see ``SubmissionDoor``."""
-    identity = context.identity
-    return SubmissionDoor(
-        None if identity is None else GroupVerifier(identity.current.ca_pem, run_id=context.run.run_id),
-        hands_on=hands_on,
-        count_refusal=context.node_metrics.count_refusal,
-        metrics=context.transfer_metrics,
-        clock=context.clock,
-    )
-
-
 def make_server(
     context: RoleContext,
     name: str,
@@ -67,6 +53,7 @@ def make_server(
     limits: ServerLimits | None = None,
     standby: Callable[[], RefusedError] | None = None,
     renewed: RenewedCertificates | None = None,
+    gate: Gate | None = None,
 ) -> RpcServer:
     """Return a server of the run's for one port; arguments as ``RpcServer``'s and ``Admission``'s."""
     return RpcServer(
@@ -85,4 +72,5 @@ def make_server(
         drain_grace_s=context.config.node.drain_timeout_s / 2,
         audience=audience,
         limits=limits,
+        gate=gate,
     )

@@ -38,7 +38,6 @@ OWNERS: Final[Mapping[type[Message], Mapping[str, frozenset[Role]]]] = {
         "text_summary": _HAS_TOKENIZER,
         "task_digest": _GRADES,
         "grader_digest": _GRADES,
-        "voucher": _SAMPLER,
     },
     membership_pb2.HeartbeatRequest: {
         "running_lease_ids": _SAMPLER,

@@ -147,7 +147,6 @@ def _fill(message: rollout_pb2.EncodedGroup, group: EncodedGroup) -> None:
     """Fill a part of another message, which would copy a whole one."""
     message.group_id, message.sampler_id = group.group_id, group.sampler_id
     message.header, message.columns = group.header, group.columns
-    message.certificate, message.signature = group.certificate, group.signature
     message.spooled_at_s = group.spooled_at_s
 
 
@@ -158,8 +157,6 @@ def encoded_from_wire(message: rollout_pb2.EncodedGroup) -> EncodedGroup:
         message.columns,
         message.group_id,
         message.sampler_id,
-        message.certificate,
-        message.signature,
         message.spooled_at_s,
     )
 

@@ -22,8 +22,8 @@ from support.hub import (
     members,
     reason,
     running_hub,
-    signed,
     step_record,
+    submission,
 )
 from support.identity import MadeRun, make_run
 from support.waiting import eventually
@@ -127,7 +127,7 @@ async def test_a_verdict_that_answered_a_submission_is_not_told_again_by_a_heart
 
         async def forward(lease: rollout_pb2.PromptLease, **changes: bytes) -> int:
             group = answer_to(lease, run_id=hub.made.run_id, **changes)
-            request = signed(group, hub.made.sampler, sampler_id="sampler-1")
+            request = submission(group, sampler_id="sampler-1")
             return (await relay.hand_in(request)).verdict
 
         # The sampler has its answer already: SPOOLED, when the relay took the group.
@@ -226,7 +226,7 @@ async def test_a_group_that_cannot_be_read_has_a_verdict_and_its_prompt_goes_on(
         (lease,) = (await sampler.lease()).leases
         header = rollout_pb2.GroupHeader(run_id=hub.made.run_id, group_id=lease.lease_id)
         group = EncodedGroup(header.SerializeToString(), b"")
-        answer = await sampler.hand_in(signed(group, hub.made.sampler, group_id=lease.lease_id))
+        answer = await sampler.hand_in(submission(group, group_id=lease.lease_id))
         assert (answer.verdict, "sampling parameters" in answer.detail) == (MALFORMED, True)
         assert (await sampler.lease()).leases[0].lease_id == "0.2"
         assert (await sampler.status()).verdicts == {"malformed": 1}
@@ -244,7 +244,7 @@ async def test_bytes_that_no_field_holds_are_neither_stored_nor_read_beyond_the_
             unknown = b"x" * (mebibytes << 20)
             field_999 = b"\xba\x3e" + encoded_length(len(unknown)) + unknown
             padded = replace(group, header=group.header + field_999)
-            return signed(padded, hub.made.sampler, group_id=lease.lease_id)
+            return submission(padded, group_id=lease.lease_id)
 
         def written_bytes() -> int:
             return sum(file.stat().st_size for file in ledger.parent.glob("ledger.sqlite*"))

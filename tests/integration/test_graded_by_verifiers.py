@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -17,14 +16,12 @@ from node.coordinator.work.reward_checks import PUT_OFF_S
 from node.errors import RefusedError
 from node.exit_code import ExitCode
 from node.rollout import GroupGrades, RewardCheck, RewardFinding, RolloutGroup
-from node.rpc.channel import Purpose, dial
 from node.wire.rollouts import encoded_from_wire, finding_to_wire, group_from_wire, group_to_wire
 from sampler.engines.torch_engine import TorchEngine
 from support.groups import without_grades
-from support.hub import HandDrain, HandPeer, RunningHub, answer_to, members, running_hub, signed
+from support.hub import HandDrain, HandPeer, RunningHub, answer_to, members, running_hub, submission
 from support.identity import MadeRun
 from support.judge_server import JudgeServer, judge_server
-from support.relay import running_relay
 from support.sampler import learning, sampling, verifying
 from support.waiting import eventually, until
 
@@ -87,7 +84,7 @@ async def next_group(drain: HandDrain) -> RolloutGroup:
 
 async def hand_in(peer: HandPeer, lease: rollout_pb2.PromptLease, **changes: Any) -> Any:
     bare = without_grades(answer_to(lease, run_id=peer.identity.run_id, **changes))
-    return await peer.hand_in(signed(bare, peer.identity))
+    return await peer.hand_in(submission(bare))
 
 
 async def test_a_judge_is_asked_by_the_verifier_alone_and_samplers_need_none(
@@ -198,7 +195,7 @@ async def test_a_sampler_that_sends_rewards_all_the_same_is_refused_whatever_its
         whole = answer_to(sly, run_id=made.run_id)
         encoded = group_to_wire(whole)
         header = group_to_wire(replace(without_grades(whole), graded_at_s=whole.graded_at_s)).header
-        hidden = await sampler.hand_in(signed(replace(encoded, header=header), sampler.identity))
+        hidden = await sampler.hand_in(submission(replace(encoded, header=header)))
         assert hidden.verdict == SPOOLED  # the coordinator reads headers alone
         assert await slots(learner) == {"available": 1, "ungraded": 1}
         async with hub.peer(made.verifier) as peer:
@@ -217,23 +214,6 @@ async def test_a_sampler_that_sends_rewards_all_the_same_is_refused_whatever_its
                 return await slots(learner) == {"available": 2}
 
             await eventually(is_thrown_out)
-
-
-async def test_a_group_by_a_relay_is_graded_like_any_other(made: MadeRun, tmp_path: Path) -> None:
-    async with (
-        running_hub(made, graded_by="verifier") as hub,
-        members(hub) as (learner, sampler),
-        running_relay(made, tmp_path / "relay", coordinator=hub.address) as relay,
-        hand_verifier(hub) as verifier,
-        dial(relay.address, made.sampler, purpose=Purpose.ROLLOUTS, now=time.time()) as channel,
-    ):
-        drain = await learner.drain(credits=9)
-        (lease,) = (await sampler.lease()).leases
-        assert (await hand_in(HandPeer(made.sampler, channel), lease)).verdict == SPOOLED
-        await verifier.grade((await verifier.group()).group_id, 0.0, 1.0)
-        group = await next_group(drain)
-        assert (group.group_id, group.sampler_id) == (lease.lease_id, "sampler-1")
-        assert [one.reward for one in group.completions] == [0.0, 1.0]
 
 
 async def test_a_sampler_refuses_a_task_that_only_it_could_grade(

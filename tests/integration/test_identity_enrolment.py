@@ -20,7 +20,7 @@ from node.enrolment.tokens import issue_token, write_token_file
 from node.errors import Reason, RefusedError, StartupError
 from node.identity.certificates import new_key
 from node.identity.identity_store import Identity, load_identity
-from node.identity.peer import hub_name
+from node.identity.peer import server_name
 from node.identity.revocation import RevocationList
 from node.limits import SIGNING_REQUEST_BYTES
 from node.rpc.channel import Purpose, call, classified, dial, dial_as_stranger
@@ -164,7 +164,9 @@ async def test_a_token_works_once_and_nonsense_does_not_spend_it(made: MadeRun, 
 
 
 async def test_a_stranger_cannot_make_the_port_read_a_large_message(made: MadeRun) -> None:
-    options: list[tuple[str, Any]] = [("grpc.ssl_target_name_override", hub_name(made.run_id))]
+    options: list[tuple[str, Any]] = [
+        ("grpc.ssl_target_name_override", server_name(made.run_id, Role.COORDINATOR))
+    ]
     credentials = grpc.ssl_channel_credentials(made.run.ca_certificate_pem)
     async with (
         enrolment_port(made) as port,

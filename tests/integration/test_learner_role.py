@@ -41,7 +41,6 @@ from node.coordinator.ledger.ledger_check import examine, reading
 from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.errors import StartupError
 from node.exit_code import ExitCode
-from node.identity.group_proof import GroupSigner
 from node.page.samples_file import SamplesFile
 from node.policy import NO_BASE, PolicyVersion
 from node.process.daemon import StartStage, run_daemon
@@ -146,7 +145,7 @@ async def sampling(
 
     async def work() -> None:
         await membership.settings()
-        client = SamplerRolloutClient(rollouts, GroupSigner(made.sampler))
+        client = SamplerRolloutClient(rollouts)
         pause = Backoff(random.random, first_s=0.02, cap_s=0.05)
         while True:
             grant = await client.lease(4, version0)

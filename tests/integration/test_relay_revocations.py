@@ -11,6 +11,7 @@ from node.errors import Reason, RefusedError
 from node.identity.identity_store import Identity
 from node.identity.revocation import COPY_NAME
 from node.rpc.channel import Purpose, call, dial
+from node.run import Role
 from support.hub import running_hub
 from support.identity import MadeRun
 from support.relay import running_relay
@@ -18,7 +19,9 @@ from support.relay import running_relay
 
 async def answer_to(identity: Identity, address: str) -> Reason:
     """Say why a relay that has nothing refuses a manifest."""
-    async with dial(address, identity, purpose=Purpose.CONTROL, now=time.time()) as channel:
+    async with dial(
+        address, identity, purpose=Purpose.CONTROL, now=time.time(), server=Role.RELAY
+    ) as channel:
         stub: policy_pb2_grpc.PolicyServiceAsyncStub = policy_pb2_grpc.PolicyServiceStub(channel)
         request = policy_pb2.GetManifestRequest(key=policy_pb2.ArtifactKey(version=1, base_version=-1))
         with pytest.raises(RefusedError) as refused:

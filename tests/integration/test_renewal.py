@@ -12,21 +12,26 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from heterorl.v1 import common_pb2, membership_pb2, rollout_pb2
+from heterorl.v1 import common_pb2, rollout_pb2
 from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import RENEWAL_RETRY_S, Member, MembershipClient, Uplink
 from node.commands.cli import main
+from node.enrolment import authority
 from node.enrolment.move_notice import MovedCoordinator
 from node.errors import StartupError
 from node.identity.certificates import key_to_pem, new_key
-from node.identity.identity_store import Identity, load_identity, make_identity, save_identity
+from node.identity.identity_store import (
+    CERTIFICATE_FILE,
+    Identity,
+    load_identity,
+    make_identity,
+    save_identity,
+)
 from node.identity.own_identity import OwnIdentity
-from node.identity.peer import Peer
-from node.identity.relay_voucher import vouch
+from node.identity.peer import Peer, server_name
 from node.rpc.channel import Backoff, Purpose, dial
 from node.rpc.hub import Hub
 from node.run import Role
-from node.wire.mapping import to_wire
 from support.clock import ManualClock
 from support.hub import LAYOUT, TIMEOUT_S, TOKENIZER, HandPeer, members, running_hub
 from support.identity import MadeRun, make_run
@@ -157,32 +162,21 @@ def late_in_its_time(made: MadeRun, node_id: str, *, left_s: float) -> Identity:
     return make_identity(key_to_pem(key), certificate, made.authority.certificate_pem)
 
 
-async def test_a_relay_serves_a_renewed_sampler_on_over_its_old_connection_and_nobody_else(
-    made: MadeRun, tmp_path: Path
+async def test_a_relay_of_before_gets_a_certificate_with_a_relays_name_when_it_joins(
+    made: MadeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    renewed, other = (late_in_its_time(made, name, left_s=6.0) for name in ("renewed", "other"))
+    with monkeypatch.context() as before:
+        before.setattr(authority, "server_name", lambda run_id, _: server_name(run_id, Role.COORDINATOR))
+        older = made.issue(Role.RELAY, "relay-1", issued_at_s=time.time() - DAY_S)
     async with (
         running_hub(made) as hub,
-        running_relay(made, tmp_path / "relay", coordinator=hub.address) as relay,
-        members(hub) as (learner, _),
-        dial(relay.address, renewed, purpose=Purpose.ROLLOUTS, now=time.time()) as channel,
-        dial(relay.address, other, purpose=Purpose.ROLLOUTS, now=time.time()) as other_channel,
+        running_relay(made, tmp_path / "relay", coordinator=hub.address, identity=older) as relay,
     ):
-        await learner.drain()
-        await hub.has_heard_learner()
-        with pytest.raises(grpc.aio.AioRpcError, match="join again"):
-            await HandPeer(other, other_channel).lease()
-        voucher = vouch(renewed, "relay-1", instance="first", now=time.time())
-        wire = to_wire(membership_pb2.RelayVoucher, voucher)
-        peer = HandPeer(renewed, channel)
-        certificate = (await peer.join(instance="first", voucher=wire)).certificate
-        own = OwnIdentity(renewed, tmp_path)
-        own.renew(certificate)
-        assert own.current.not_after_s > time.time() + 300 * DAY_S
-        await until(lambda: time.time() > renewed.not_after_s)
-        assert (await peer.lease()).leases
-        with pytest.raises(grpc.aio.AioRpcError, match="expired"):
-            await HandPeer(other, other_channel).lease()
+        await until(lambda: relay.identity.renewals == 1)
+        (bulk,) = relay.source().bulk
+        await asyncio.wait_for(bulk.channel_ready(), TIMEOUT_S)
+    kept = (tmp_path / "relay" / CERTIFICATE_FILE).read_bytes()
+    assert kept == relay.identity.current.certificate_pem
 
 
 async def test_a_coordinator_moves_with_leases_under_way_and_nothing_is_lost(
@@ -204,7 +198,7 @@ async def test_a_coordinator_moves_with_leases_under_way_and_nothing_is_lost(
         async with running_hub(made, listen=new_address) as hub, members(hub) as (learner, _):
             await until(lambda: it.moved.hub.address == new_address)
             drain = await learner.drain(credits=1)
-            await until(lambda: hub.hub.peers.via(it.own.current.peer) == "")
+            await until(lambda: it.own.current.peer in hub.hub.peers)
             assert (await it.peer.submit(lease)).verdict == common_pb2.VERDICT_SPOOLED
             assert await drain.group() == lease.lease_id
             await stack.aclose()

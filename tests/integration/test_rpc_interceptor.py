@@ -207,13 +207,11 @@ async def test_a_message_over_its_services_limit_is_refused_although_the_port_ta
         "MembershipService": "/heterorl.v1.MembershipService/GetStatus",
         "ModelService": "/heterorl.v1.ModelService/ListModel",
         "PolicyService": "/heterorl.v1.PolicyService/OfferArtifact",
-        "RelayService": "/heterorl.v1.RelayService/Carry",
     }[service]
     limit = MESSAGE_BYTES[service]
-    caller = made.relay if service == "RelayService" else made.learner
     async with (
         serving(made, every_service) as hub,
-        dial(hub.address, caller, purpose=Purpose.ROLLOUTS, now=time.time()) as channel,
+        dial(hub.address, made.learner, purpose=Purpose.ROLLOUTS, now=time.time()) as channel,
     ):
         # An unknown field is well-formed protobuf: only its size is wrong.
         header = b"\xfa\x3f" + _varint(limit - 6)
@@ -418,6 +416,19 @@ async def test_an_rpc_that_is_served_at_another_port_is_answered_with_that_port(
             assert refused.value.reason is Reason.WRONG_PORT
             assert f"{service_of(path)} is at the coordinator's " in str(refused.value)
         assert hub.refusals == Counter((service_of(path), Reason.WRONG_PORT) for path in METHODS)
+
+
+async def test_a_relay_that_would_carry_samplers_is_told_what_to_do(made: MadeRun) -> None:
+    async with (
+        serving(made, every_service) as hub,
+        dial(hub.address, made.relay, purpose=Purpose.CONTROL, now=time.time()) as channel,
+    ):
+        carry: Any = channel.stream_stream("/heterorl.v1.RelayService/Carry")
+        with pytest.raises(RefusedError) as refused, classified():
+            await carry().read()
+        assert refused.value.reason is Reason.PROTOCOL_MISMATCH
+        assert "upgrade this relay" in str(refused.value)
+        assert hub.refusals == {("RelayService", Reason.PROTOCOL_MISMATCH): 1}
 
 
 async def test_an_rpc_nobody_has_ever_served_is_a_final_answer_and_not_a_lost_connection(

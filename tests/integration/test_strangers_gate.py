@@ -103,8 +103,8 @@ async def test_a_server_behind_the_gate_that_is_not_reached_is_said(
         with pytest.raises(grpc.aio.AioRpcError):
             await invoke(channel, ENROL)
         assert hub.refusals["EnrolmentService", Reason.INTERNAL]
-    [told, *_] = [vars(one) for one in caplog.records if one.message == "stranger not served"]
-    assert "No such file" in told["error"]
+    [told, *_] = [vars(one) for one in caplog.records if one.message == "connection refused"]
+    assert "No such file" in told["detail"]
 
 
 async def test_half_open_calls_of_strangers_end(made: MadeRun) -> None:

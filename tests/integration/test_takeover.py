@@ -34,7 +34,7 @@ from node.rpc.hub import Hub
 from node.run import Role
 from node.weights.transfer.sources import dial_source
 from support.groups import SAMPLING
-from support.hub import LAYOUT, TOKENIZER, HandPeer, answer_to, signed
+from support.hub import LAYOUT, TOKENIZER, HandPeer, answer_to, submission
 from support.identity import MadeRun
 from support.policy_hub import Registry, make_sources
 from support.roles import role_context
@@ -154,7 +154,7 @@ async def test_groups_of_the_leader_that_stopped_are_delivered_by_the_next(
             delivered, kept = (await sampler.lease(2)).leases
             for lease in (delivered, kept):
                 group = answer_to(lease, run_id=made.run_id)
-                answer = await sampler.hand_in(signed(group, made.sampler))
+                answer = await sampler.hand_in(submission(group))
                 assert answer.verdict == common_pb2.VERDICT_SPOOLED
             first = await drain.group()
             one.stopping.set()
@@ -165,7 +165,7 @@ async def test_groups_of_the_leader_that_stopped_are_delivered_by_the_next(
             assert {group.group_id for group in groups} == {delivered.lease_id, kept.lease_id}
             assert first in {group.group_id for group in groups}
             await sampler_again.join()
-            again = await sampler_again.hand_in(signed(answer_to(kept, run_id=made.run_id), made.sampler))
+            again = await sampler_again.hand_in(submission(answer_to(kept, run_id=made.run_id)))
             assert again.verdict == common_pb2.VERDICT_DUPLICATE
             (fresh,) = (await sampler_again.lease()).leases
             assert fresh.lease_id not in (delivered.lease_id, kept.lease_id)

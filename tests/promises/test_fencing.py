@@ -8,7 +8,16 @@ import pytest
 from heterorl.v1 import common_pb2, membership_pb2
 from node.errors import Reason
 from support.by_rpc import SPOOLED, acknowledged, disk_of, refusal_of, slots, verdicts
-from support.hub import RunningHub, answer_to, first_answer, joined, members, running_hub, signed, step_record
+from support.hub import (
+    RunningHub,
+    answer_to,
+    first_answer,
+    joined,
+    members,
+    running_hub,
+    step_record,
+    submission,
+)
 from support.identity import MadeRun
 
 
@@ -106,7 +115,7 @@ async def test_an_older_ledger_leases_nothing_takes_nothing_and_goes_on_once_the
             await drain.step(version, *names)
             await acknowledged(drain, version)
         newest = disk_of(made, tmp_path)
-    late = signed(answer_to(spooled, run_id=made.run_id), made.sampler)
+    late = submission(answer_to(spooled, run_id=made.run_id))
     hello = {"version": 2, "steps": [step_record(2)]}
     async with joined(old) as (hub, learner, sampler):
         refused = await refusal_of((await learner.drain(**hello)).stream.read())

@@ -21,7 +21,7 @@ from support.by_rpc import (
     verdicts,
 )
 from support.groups import SAMPLING, make_completion
-from support.hub import TIMEOUT_S, RunningHub, answer_to, joined, members, signed
+from support.hub import TIMEOUT_S, RunningHub, answer_to, joined, members, submission
 from support.identity import MadeRun
 from support.weights import Learner
 
@@ -59,8 +59,8 @@ async def test_answers_come_in_the_order_of_the_groups_of_a_stream(hub: RunningH
     """A group that is refused does not end the stream."""
     async with members(hub) as (_, sampler):
         leases = (await sampler.lease(4)).leases
-        good = [signed(answer_to(one, run_id=hub.made.run_id), sampler.identity) for one in leases]
-        unreadable = signed(EncodedGroup(b"\xff", b""), sampler.identity, group_id=leases[2].lease_id)
+        good = [submission(answer_to(one, run_id=hub.made.run_id)) for one in leases]
+        unreadable = submission(EncodedGroup(b"\xff", b""), group_id=leases[2].lease_id)
         stream = sampler.rollout.SubmitRollouts(timeout=TIMEOUT_S)
         for request in (good[0], good[0], unreadable, good[1], good[3]):
             await stream.write(request)
@@ -116,7 +116,7 @@ async def test_a_group_that_does_not_answer_its_lease_has_a_verdict_with_the_val
         (lease,) = (await sampler.lease()).leases
         run_id = changes.pop("run_id", hub.made.run_id)
         group = answer_to(lease, run_id=run_id, **changes)
-        answer = await sampler.hand_in(signed(group, sampler.identity))
+        answer = await sampler.hand_in(submission(group))
         assert answer.verdict == verdict, answer
         assert all(word in answer.detail for word in named), answer.detail
         if verdict == UNSPECIFIED:
@@ -143,18 +143,14 @@ async def test_bytes_that_are_no_group_are_answered_and_nothing_is_kept_of_them(
         no_header, padded, huge = (await sampler.lease(3)).leases
         header = rollout_pb2.GroupHeader(run_id=hub.made.run_id, group_id=no_header.lease_id)
         group = EncodedGroup(header.SerializeToString(), b"")
-        answer = await sampler.hand_in(signed(group, sampler.identity, group_id=no_header.lease_id))
+        answer = await sampler.hand_in(submission(group, group_id=no_header.lease_id))
         assert answer.verdict == MALFORMED
         good = group_to_wire(answer_to(padded, run_id=hub.made.run_id))
         unknown_field = b"\xba\x3e\x80\x80\x40" + b"x" * (1 << 20)
-        answer = await sampler.hand_in(
-            signed(replace(good, header=good.header + unknown_field), sampler.identity)
-        )
+        answer = await sampler.hand_in(submission(replace(good, header=good.header + unknown_field)))
         assert (answer.verdict, "8192" in answer.detail) == (MALFORMED, True)
         good = group_to_wire(answer_to(huge, run_id=hub.made.run_id))
-        answer = await sampler.hand_in(
-            signed(replace(good, columns=good.columns + b"x" * (8 << 20)), sampler.identity)
-        )
+        answer = await sampler.hand_in(submission(replace(good, columns=good.columns + b"x" * (8 << 20))))
         assert (answer.verdict, answer.reason) == (UNSPECIFIED, Reason.OVER_LIMIT)
         assert await slots(learner) == {"available": 2, "leased": 1}
 
@@ -185,7 +181,7 @@ async def test_where_the_spool_is_full_a_group_may_be_sent_again_later(made: Mad
 async def test_a_new_ledger_does_not_take_a_group_of_a_lease_that_it_never_granted(made: MadeRun) -> None:
     async with joined(made) as (_, _, sampler):
         (lease,) = (await sampler.lease()).leases
-        group = signed(answer_to(lease, run_id=made.run_id), sampler.identity)
+        group = submission(answer_to(lease, run_id=made.run_id))
     (made.directory / "coordinator" / "ledger.sqlite").unlink()
     async with joined(made) as (_, _, sampler):  # a new ledger, which never granted that lease
         assert (await sampler.hand_in(group)).verdict == FOREIGN

@@ -40,8 +40,6 @@ class FaultKind(enum.StrEnum):
     SAMPLER_CLOCK = "a sampler's clock jumps"
     SAMPLER_SLOW = "a sampler takes long for a group"
     SAMPLER_FAILS = "a sampler fails every prompt"
-    RELAY_KILLED = "the relay is killed"
-    RELAY_DISK_FULL = "the relay's disk is full"
     CUT = "a peer cannot reach the others"
     LOSSY = "a peer's connections break"
     REPEATED = "a peer's requests arrive twice"
@@ -92,7 +90,6 @@ _LASTING_S = {
     K.POWER_CUT_IN_COMMIT: (1.0, 8.0),
     K.LEARNER_KILLED: (1.0, 8.0),
     K.LEARNER_KILLED_IN_STEP: (1.0, 8.0),
-    K.RELAY_KILLED: (1.0, 8.0),
     K.SAMPLER_KILLED: (1.0, 10.0),
 }
 """How long until it is started again; other faults last 1 to 8 s."""
@@ -124,7 +121,6 @@ class Plan:
 
     seed: int
     samplers: int
-    has_relay: bool
     batch_groups: int
     max_staleness_versions: int
     concurrency_groups: int
@@ -163,7 +159,6 @@ def draw_plan(seed: int) -> Plan:
     plan = Plan(
         seed=seed,
         samplers=samplers,
-        has_relay=draw.random() < 0.5,
         batch_groups=batch_groups,
         max_staleness_versions=staleness,
         concurrency_groups=draw.choice((4, 8, 16)),
@@ -194,5 +189,5 @@ def _drawn(kind: FaultKind, plan: Plan, draw: random.Random) -> Fault:
         final = kind in (K.SAMPLER_GONE, K.REVOKED, K.QUARANTINED)
         target = draw.choice(plan.sampler_names[1:] if final else plan.sampler_names)
     elif kind in _OF_PEER:
-        target = draw.choice((*plan.sampler_names, "learner", "relay", "coordinator"))
+        target = draw.choice((*plan.sampler_names, "learner", "coordinator"))
     return Fault(kind, draw.uniform(1.0, FAULTY_S), draw.uniform(least_s, most_s), target, draw.random())

@@ -7,13 +7,11 @@ without bytes.
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from heterorl.v1 import membership_pb2, relay_pb2
 from node.coordinator.coordinator_service import UPKEEP_S, CoordinatorService
 from node.coordinator.drain_stream import DrainStream
 from node.coordinator.ledger.ledger_file import FILE_NAME
@@ -22,10 +20,7 @@ from node.coordinator.peer_requests import Joining, PeerRequests
 from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import HeartbeatAnswer, HeartbeatReport, Peers
 from node.coordinator.published import Published
-from node.coordinator.relay_servicer import RelayServicer
 from node.coordinator.reward_checking import RewardChecking, Verifier
-from node.coordinator.run_members import RunMembers
-from node.coordinator.run_rollouts import RunRollouts
 from node.coordinator.run_status import RunReport
 from node.coordinator.spool import Spool
 from node.coordinator.transactions import Transactions
@@ -40,13 +35,9 @@ from node.coordinator.work.model_check import Learner, SamplerModel, StatedText
 from node.coordinator.work.step_history import Hello
 from node.coordinator.work.trust import task_is
 from node.coordinator.work.verdicts import Submitted
-from node.enrolment.move_notice import MoveNoticeFile
-from node.enrolment.renewal import Renewal
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease
-from node.identity.own_identity import RenewedCertificates
 from node.identity.peer import Peer
-from node.identity.relay_voucher import VoucherVerifier
 from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, BaseModel, PolicyVersion
 from node.rollout import EncodedGroup, GroupHeader, LeaseGrant, RolloutGroup
 from node.rpc.channel import ConnectionLost
@@ -263,20 +254,6 @@ class Hub:
             self.transactions, self.spool, rows=None, notify=self.peers.notify, metrics=instruments
         )
         report = RunReport(RUN_ID, table, self.spool.held_back, OwnFaults(clock.monotonic), clock)
-        self._relays = RelayServicer(
-            RunMembers(
-                self.requests,
-                report,
-                settings=membership_pb2.JoinResponse(),
-                revocations=lists,
-                clock=clock,
-                renewal=Renewal(Path(), RenewedCertificates(), lifetime_s=0.0, clock=clock),
-                move=MoveNoticeFile(Path("none")),
-            ),
-            RunRollouts(self.requests, self.spool, checking, group_bytes=1 << 20, metrics=instruments),
-            vouchers=VoucherVerifier(None, run_id=RUN_ID),
-            clock=clock,
-        )
         self.service = CoordinatorService(
             spool=self.spool,
             peers=self.peers,
@@ -328,37 +305,17 @@ class Hub:
         self._check_not_revoked(peer.node_id)
         return await self.requests.release(peer, lease_ids, failed)
 
-    async def submit(
-        self, encoded: EncodedGroup, group: RolloutGroup, *, is_relayed: bool = False
-    ) -> Submitted:
+    async def submit(self, encoded: EncodedGroup, group: RolloutGroup) -> Submitted:
         """Take a group in, whose sampler is proved."""
         is_held_out = is_evaluation_lease(encoded.group_id)
         read: RolloutGroup | GroupHeader = group if is_held_out else self._header_of(encoded.columns, group)
-        return await self.requests.submit(encoded, read, is_relayed=is_relayed)
+        return await self.requests.submit(encoded, read)
 
     def _header_of(self, key: bytes, group: RolloutGroup) -> GroupHeader:
         header = self._headers.get(key)
         if header is None:
             header = self._headers[key] = group.header
         return header
-
-    async def serve_relay(self, said: Stream[Any], told: Stream[Any]) -> None:
-        """Serve the stream of the relay until it ends."""
-
-        async def requests() -> AsyncIterator[relay_pb2.CarryRequest]:
-            while (message := await said.next()) is not None:
-                yield message
-
-        try:
-            async with aclosing(self._relays.carry(peer_of("relay", Role.RELAY), requests())) as responses:
-                async for response in responses:
-                    told.send(response)
-            told.end()
-        except (RefusedError, ConnectionLost) as error:
-            told.end(error)
-        except asyncio.CancelledError:
-            told.end(ConnectionLost("the coordinator is gone"))
-            raise
 
     async def upload(self, version: int, base: int, epoch: int) -> None:
         """Take an artifact of the learner's; it is on disk on return."""

@@ -21,8 +21,6 @@ from node.coordinator.work import decisions
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.sampler_standing import Standings
 from node.coordinator.work.slot_table import Claim, SlotTable
-from node.relay.forwarder import Forwarder
-from node.relay.rollout_spool import RolloutSpool
 
 SEEDS = 200
 
@@ -113,16 +111,6 @@ def _gives_newcomers_all(self: Standings, sampler_id: str, *, held: int, free: i
 _share = Standings.share
 
 
-@contextmanager
-def _forwards_then_forgets() -> Iterator[None]:
-    async def forward(self: Forwarder, number: int, group: Any) -> None:
-        await self._on_disk(lambda: self._spool.remove(number))
-        await self._stream.submit(group)
-
-    with mock.patch.object(Forwarder, "_forward", forward):
-        yield
-
-
 def _forgets_newest_slot(self: Ledger) -> Any:
     balance = _balance(self)
     newest = max(0, balance.slots.next_slot - 1)
@@ -142,11 +130,6 @@ async def _acknowledges_unwritten(self: Spool, drain: Any, record: Any) -> None:
 
 
 _record_step = Spool.record_step
-
-
-def _put_without_check(self: RolloutSpool, group: Any) -> bool:
-    self._size += 1
-    return True
 
 
 PLANTED = (
@@ -169,14 +152,10 @@ PLANTED = (
     Planted("leases never expire", _patched(SlotTable, "expire", _expires_nothing)),
     Planted("a standing is not written down", _patched(Ledger, "_write", _forgets_standings)),
     Planted("whoever asks may hold all leases there are", _patched(Standings, "share", _gives_newcomers_all)),
-    Planted("the relay forgets a group before it is answered for", _forwards_then_forgets),
     Planted(
         "a restart takes the newest slot number again", _patched(Ledger, "balance", _forgets_newest_slot)
     ),
     Planted(
         "a step is acknowledged before it is written", _patched(Spool, "record_step", _acknowledges_unwritten)
-    ),
-    Planted(
-        "the relay acknowledges what is not on its disk", _patched(RolloutSpool, "put", _put_without_check)
     ),
 )

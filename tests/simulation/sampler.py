@@ -16,7 +16,6 @@ from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion
 from node.rollout import Completion, EncodedGroup, Finish, LeaseGrant, PromptLease, RolloutGroup
 from node.rpc.channel import Backoff, ConnectionLost
-from node.rpc.hub import Hub as HubRoute
 from node.run import Role
 from node.verdict import Verdict
 from node.weights.planning.cheapest_chain import plan_catch_up, plan_fresh
@@ -29,11 +28,9 @@ from simulation.faults import Plan
 from simulation.hub import LAYOUT, RUN_ID, TOKENIZER, Hub, peer_of, root_of
 from simulation.network import Network, call
 from simulation.reached import NamedWaits
-from simulation.relay import SimulatedRelay
 from simulation.virtual_loop import Clock, Process
 from simulation.witness import Witness
 
-RELAY, COORDINATOR = "relay:1", "coordinator:1"
 CONCURRENCY_GROUPS = 2
 UNSUBMITTED_GROUPS = 2
 HEARTBEAT_S = 2.0
@@ -55,7 +52,6 @@ class SimulatedSampler:
         *,
         network: Network,
         hub: Callable[[], Hub | None],
-        relay: Callable[[], SimulatedRelay | None] | None,
         keep: KeepGroup,
         draw: random.Random,
         clock: Clock,
@@ -70,7 +66,6 @@ class SimulatedSampler:
         self._plan = plan
         self._network = network
         self._hub = hub
-        self._relay = relay
         self._keep = keep
         self._draw = draw
         self._clock = clock
@@ -93,12 +88,6 @@ class SimulatedSampler:
         self._submitter = GroupSubmitter(self._submit, capacity_groups=8, random=draw.random)
         self._generating: dict[str, asyncio.Task[None]] = {}
         self._encoded: dict[str, EncodedGroup] = {}
-        self._route = HubRoute(COORDINATOR, relays=(RELAY,) if relay is not None else ())
-
-    @property
-    def is_by_relay(self) -> bool:
-        """Whether it speaks through the relay now."""
-        return self._route.address == RELAY
 
     @property
     def waits_for(self) -> str:
@@ -129,8 +118,7 @@ class SimulatedSampler:
                     )
                 )
                 return
-            except (ConnectionLost, RefusedError) as error:
-                self._route.move_on_after(error)
+            except (ConnectionLost, RefusedError):
                 with self._waits.waiting("coordinator"):
                     await backoff.wait()
 
@@ -145,26 +133,9 @@ class SimulatedSampler:
         released: int = await self._call(lambda hub: hub.release(self.peer, lease_ids, failed))
         return released
 
-    async def _call(self, handle: Callable[[Any], Any]) -> Any:
-        """Ask the hub that it speaks through: the relay or the coordinator."""
-        if not self.is_by_relay:
-            return await self._call_coordinator(handle)
+    async def _call(self, handle: Callable[[Hub], Any]) -> Any:
+        """Ask the coordinator."""
 
-        async def handled() -> Any:
-            if (relay := self._relay_now()) is None:
-                raise ConnectionLost("the relay is down")
-            return await handle(relay)
-
-        self._reached["asked by relay"] += 1
-        link = self._network.link(self.name, "relay")
-        return await call(
-            self.process.loop,
-            link,
-            lambda: None if (now := self._relay_now()) is None else now.process,
-            handled,
-        )
-
-    async def _call_coordinator(self, handle: Callable[[Hub], Any]) -> Any:
         def of_process() -> Process | None:
             hub = self._hub()
             return None if hub is None else hub.process
@@ -230,24 +201,9 @@ class SimulatedSampler:
 
     async def _submit(self, group: RolloutGroup) -> tuple[Verdict, str]:
         name, encoded = group.group_id, self._encoded[group.group_id]
-        if self.is_by_relay:
-            if (relay := self._relay_now()) is None:
-                raise ConnectionLost("the relay is down")
-            link = self._network.link(self.name, "relay")
-            is_new = await call(
-                self.process.loop,
-                link,
-                lambda: None if (now := self._relay_now()) is None else now.process,
-                lambda: relay.take(encoded),
-            )
-            self._witness.told_by_relay(self.name, name)
-            return (Verdict.SPOOLED if is_new else Verdict.DUPLICATE), ""
-        submitted = await self._call_coordinator(lambda hub: hub.submit(encoded, group))
+        submitted = await self._call(lambda hub: hub.submit(encoded, group))
         self._witness.told(self.name, name, submitted.verdict)
         return submitted.verdict, submitted.detail
-
-    def _relay_now(self) -> SimulatedRelay | None:
-        return None if self._relay is None else self._relay()
 
     def _settled(self, group: RolloutGroup, verdict: Verdict | None) -> None:
         self._queue.settle(group.group_id)
@@ -267,12 +223,8 @@ class SimulatedSampler:
                 answer, lost = await self._call(
                     lambda hub: hub.heartbeat(self.peer, report, running)  # noqa: B023 - awaited
                 )
-            except ConnectionLost as error:
+            except ConnectionLost:
                 has_heard = False
-                if self._relay is not None:
-                    self._route.move_on_after(error)
-                    await self._join()
-                    continue
             except RefusedError as refused:
                 has_heard = False
                 if refused.reason is Reason.NOT_JOINED:
@@ -280,13 +232,8 @@ class SimulatedSampler:
                     continue
             else:
                 has_heard = True
-                if self.is_by_relay:  # a relay's head may be older than one that it heard of elsewhere
-                    self._witness.heard_head(f"{self.name} by relay", answer)
-                else:
-                    self._witness.heard_head(self.name, answer.head)
+                self._witness.heard_head(self.name, answer.head)
                 self.lost(lost)
-                if self._route.answered(self.process.loop.time()):
-                    await self._join()
             await asyncio.sleep(HEARTBEAT_S)
 
     async def _follow(self) -> None:
@@ -297,7 +244,7 @@ class SimulatedSampler:
             if self.policy.command(now=now) is not Command.LOOK:
                 continue
             try:
-                announced = await self._call_coordinator(_announcement)
+                announced = await self._call(_announcement)
             except (ConnectionLost, RefusedError):
                 continue
             if announced is None or announced.head.number <= self.policy.held.number:

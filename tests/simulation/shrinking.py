@@ -66,7 +66,6 @@ def _drop_faults(plan: Plan, still_fails: Callable[[Plan], bool]) -> None:
 def _simpler(plan: Plan) -> Iterator[Plan]:
     """Yield the plan with one complication less, each tried on its own."""
     simple = {
-        "has_relay": False,
         "evaluates_every_versions": 0,
         "uninformative": 0.0,
         "verifiers_grade": False,
@@ -79,7 +78,6 @@ def _simpler(plan: Plan) -> Iterator[Plan]:
             *plan.sampler_names[:2],
             "",
             "learner",
-            "relay",
             "coordinator",
         }:
             continue
@@ -96,9 +94,8 @@ def _with(plan: Plan, place: int, **changes: float) -> Plan:
 def told(outcome: Outcome, *, lines: int = 30) -> str:
     """Return a run in words: its size, what failed, what happened last, what was broken."""
     plan = outcome.plan
-    relay = " and a relay" if plan.has_relay else ""
     size = (
-        f"seed {plan.seed}: a learner, {plan.samplers} samplers{relay}; batches of {plan.batch_groups}, at "
+        f"seed {plan.seed}: a learner, {plan.samplers} samplers; batches of {plan.batch_groups}, at "
         f"most {plan.max_staleness_versions} versions stale, {plan.concurrency_groups} leases, room for "
         f"{plan.buffer_groups} groups, leases of {plan.lease_ttl_s:g} s"
     )

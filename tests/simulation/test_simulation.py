@@ -37,7 +37,7 @@ def test_a_run_goes_on_after_the_coordinators_clock_was_set_back_and_a_sampler_d
         Fault(FaultKind.COORDINATOR_CLOCK, at_s=9.9, for_s=1.0, amount=0.1),
         Fault(FaultKind.SAMPLER_GONE, at_s=10.0, for_s=1.0, target="sampler-2"),
     )
-    plan = replace(draw_plan(2), samplers=3, has_relay=False, evaluates_every_versions=4, faults=faults)
+    plan = replace(draw_plan(2), samplers=3, evaluates_every_versions=4, faults=faults)
     outcome = simulate(plan)
     assert not outcome.violations, told(outcome)
 

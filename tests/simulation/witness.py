@@ -58,8 +58,6 @@ class Witness:
     _granted: dict[str, str] = field(default_factory=dict)
     _granted_at_s: dict[str, float] = field(default_factory=dict)
     _safe: dict[str, str] = field(default_factory=dict)
-    _relayed: dict[str, str] = field(default_factory=dict)
-    _answered: set[str] = field(default_factory=set)
     _excused: dict[str, str] = field(default_factory=dict)
     """Groups that need not be trained on, and why."""
     _trained: dict[int, str] = field(default_factory=dict)
@@ -97,7 +95,6 @@ class Witness:
     def told(self, sampler_id: str, name: str, verdict: Verdict) -> None:
         """Note the coordinator's answer to a group."""
         self.reached[f"group: {verdict}"] += 1
-        self._answered.add(name)
         if verdict is not Verdict.SPOOLED:
             return
         self.tell(sampler_id, f"is told that group {name} is safe")
@@ -108,9 +105,6 @@ class Witness:
             self.violated(f"group {name} was taken in twice")
         if not is_evaluation_lease(name):
             self._safe[name] = sampler_id
-
-    def told_by_relay(self, sampler_id: str, name: str) -> None:
-        self._relayed[name] = sampler_id
 
     def acknowledged(self, version: int) -> None:
         self._acknowledged = max(self._acknowledged, version)
@@ -206,10 +200,6 @@ class Witness:
         for name, sampler_id in self._safe.items():
             if (what := self._fate(hub, name)) is not None:
                 self.violated(f"group {name} of {sampler_id} is lost: it was taken in, and {what}")
-
-    def unanswered(self) -> list[str]:
-        """Return the groups that a relay has taken and the coordinator never answered for."""
-        return [name for name in self._relayed if name not in self._answered]
 
     def _fate(self, hub: "Hub", name: str) -> str | None:
         """Return what is wrong with where a group ended; None: nothing."""

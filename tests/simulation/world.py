@@ -30,7 +30,6 @@ from simulation.faults import STRANGERS, Fault, K, Plan
 from simulation.hub import Hub, Revocations, Shelf, draw_for
 from simulation.learner import LearnerDisk, SimulatedLearner
 from simulation.network import Network
-from simulation.relay import SPOOL_FILE, RelayDisk, SimulatedRelay
 from simulation.sampler import SimulatedSampler
 from simulation.strangers import Stranger
 from simulation.verifier import GRADES, SimulatedVerifier
@@ -146,12 +145,8 @@ class _World:
         self._shelf = Shelf()
         self._revocations = Revocations()
         self._hub_disk = SimulatedDisk(directory / "hub", draw_for(plan.seed, "hub disk"), files=(FILE_NAME,))
-        self._relay_disk = RelayDisk(
-            directory / "relay", draw_for(plan.seed, "relay disk"), files=(SPOOL_FILE,)
-        )
         self._learner_disk = LearnerDisk()
         self._hub: Hub | None = None
-        self._relay: SimulatedRelay | None = None
         self._learner: SimulatedLearner | None = None
         self._samplers: dict[str, SimulatedSampler] = {}
         self._verifiers: dict[str, SimulatedVerifier] = {}
@@ -185,8 +180,6 @@ class _World:
     async def _main(self) -> None:
         self._start_hub()
         self._start_learner()
-        if self._plan.has_relay:
-            self._start_relay()
         for name in self._plan.sampler_names:
             self._start_sampler(name)
         for name in VERIFIERS if self._plan.verifiers_grade else ():
@@ -210,9 +203,7 @@ class _World:
         while not self._has_failed:
             idle = self._without_groups_since(before)
             left = steps + STEPS - len(self._witness.history)
-            waiting = [f"group {name} at the relay" for name in self._witness.unanswered()]
-            if self._hub is not None:
-                waiting += sorted(old & self._witness.unfinished(self._hub))
+            waiting = [] if self._hub is None else sorted(old & self._witness.unfinished(self._hub))
             if not idle and left <= 0 and not waiting:
                 return
             if self._loop.time() > began_s + RECOVERY_S:
@@ -360,25 +351,6 @@ class _World:
         self._loop.call_later(for_s, self._start_learner)
         return True
 
-    def _start_relay(self) -> None:
-        if self._relay is not None:
-            return
-        process = self._process("relay")
-        with process.entered():
-            self._relay = SimulatedRelay(
-                process,
-                self._relay_disk,
-                network=self._network,
-                hub=lambda: self._hub,
-                group_of=self._group_of,
-                draw=self._draw("relay"),
-                clock=self._clock("relay"),
-                witness=self._witness,
-                reached=self._reached,
-            )
-        self._tell("relay", "starts")
-        self._relay.start()
-
     def _start_verifier(self, name: str) -> None:
         process = self._process(name)
         with process.entered():
@@ -410,14 +382,12 @@ class _World:
         if name in self._gone or (name in self._samplers and not is_twin):
             return None
         process = self._process(name)
-        uses_relay = self._plan.has_relay and name == self._plan.sampler_names[-1]
         with process.entered():
             sampler = SimulatedSampler(
                 self._plan,
                 process,
                 network=self._network,
                 hub=lambda: self._hub,
-                relay=(lambda: self._relay) if uses_relay else None,
                 keep=self._keep,
                 draw=self._draw(name),
                 clock=self._clock(name),
@@ -446,10 +416,7 @@ class _World:
     def _disconnected(self, sampler: SimulatedSampler) -> None:
         if self._hub is None or self._hub.peers.instance(sampler.peer) != sampler.instance:
             return
-        if not sampler.is_by_relay:
-            self._hub.peers.disconnected(sampler.peer)
-        elif self._relay is not None:
-            self._relay.members.disconnected(sampler.peer)
+        self._hub.peers.disconnected(sampler.peer)
 
     def _keep(self, group: RolloutGroup) -> bytes:
         key = f"{group.group_id}#{len(self._groups)}".encode()
@@ -491,8 +458,6 @@ class _World:
             return self._of_learner(fault)
         if kind.name.startswith("VERIFIER"):
             return self._of_verifiers(fault)
-        if kind.name.startswith("RELAY"):
-            return self._of_relay(fault)
         return self._of_hub(fault)
 
     def _stranger(self, fault: Fault) -> Callable[[], None]:
@@ -591,19 +556,6 @@ class _World:
                 return lambda: setattr(learner, "is_stalled", False)
         return None
 
-    def _of_relay(self, fault: Fault) -> Callable[[], None] | None:
-        relay, disk = self._relay, self._relay_disk
-        if relay is None:
-            return None
-        if fault.kind is K.RELAY_DISK_FULL:
-            disk.is_full = True
-            return lambda: setattr(disk, "is_full", False)
-        disk.keep()
-        self._relay = None
-        relay.process.kill()
-        self._closers.append(relay.spool.close)
-        return self._start_relay
-
     def _of_hub(self, fault: Fault) -> Callable[[], None] | None:
         hub, disk = self._hub, self._hub_disk
         self._down_for_s = fault.for_s
@@ -671,8 +623,6 @@ class _World:
             close()
         if self._hub is not None and not self._hub.has_stopped:
             self._hub.ledger.close()
-        if self._relay is not None:
-            self._relay.spool.close()
         self._loop.close()
 
 

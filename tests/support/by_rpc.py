@@ -20,7 +20,7 @@ from node.rollout import GroupGrades, RewardCheck, RewardFinding, RolloutGroup
 from node.rpc.channel import REASON_KEY
 from node.wire.rollouts import encoded_from_wire, finding_to_wire, group_from_wire
 from support.groups import without_grades
-from support.hub import TIMEOUT_S, HandDrain, HandPeer, RunningHub, answer_to, signed
+from support.hub import TIMEOUT_S, HandDrain, HandPeer, RunningHub, answer_to, submission
 from support.identity import MadeRun
 from support.waiting import eventually
 
@@ -118,7 +118,7 @@ async def delivered(drain: HandDrain) -> RolloutGroup:
 async def submit_ungraded(peer: HandPeer, lease: rollout_pb2.PromptLease) -> rollout_pb2.SubmissionAnswer:
     """Submit a good group as samplers do where verifiers grade."""
     bare = without_grades(answer_to(lease, run_id=peer.identity.run_id))
-    return await peer.hand_in(signed(bare, peer.identity))
+    return await peer.hand_in(submission(bare))
 
 
 @dataclass(slots=True)

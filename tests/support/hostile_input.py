@@ -26,13 +26,13 @@ from google.protobuf.message import DecodeError, Message
 from heterorl.v1 import membership_pb2, policy_pb2, rollout_pb2
 from node.enrolment.authority import read_signing_request, signing_request
 from node.enrolment.tokens import Token, issue_token
-from node.errors import RefusedError
+from node.errors import Reason, RefusedError
 from node.failure import FailedLease, Failure
 from node.identity.certificates import read_curve_key
-from node.identity.group_proof import GroupSigner, GroupVerifier
 from node.identity.revocation import Revocations
 from node.policy import Announcement, ArtifactKey
 from node.rollout import LeaseGrant, check_group
+from node.rpc.client_hello import server_name_in
 from node.run import PeerQuery, Role, RunSettings, RunStatus, StepRecord, StepReport, Teaching
 from node.verdict import GroupVerdict
 from node.weights.assembly.apply import make_frame
@@ -42,6 +42,7 @@ from node.weights.format.manifest import Codec, verify_signed
 from node.wire.mapping import from_wire
 from node.wire.members import base_model_from_wire, check_owners, metric_families_from_wire
 from node.wire.rollouts import encoded_from_wire, group_from_wire, group_to_wire, submission_to_wire
+from support.client_hello import client_hello
 from support.groups import make_group
 from support.identity import NOW_S, make_run
 from support.weights import LAYOUT, Learner
@@ -102,10 +103,8 @@ def doors(directory: Path) -> list[Door]:
         for one, (_, payloads) in zip(manifests, artifacts, strict=True)
         for record, payload in zip(one.frames[:-1], payloads, strict=False)
     ]
-    group = GroupSigner(made.sampler).signed(group_to_wire(make_group("3.1", size=3)))
+    group = group_to_wire(make_group("3.1", size=3))
     submission = submission_to_wire(group)
-    submission.group.sampler_id = "sampler-1"
-    verifier = GroupVerifier(made.coordinator.ca_pem, run_id=made.run_id)
     token = issue_token(
         made.authority, role=Role.SAMPLER, node_id="sampler-1", address="localhost:7701", now=NOW_S
     )
@@ -137,14 +136,15 @@ def doors(directory: Path) -> list[Door]:
             assert (room[-GUARD:] == 0xABCD).all(), "it wrote behind its frame"
         return False
 
-    def proof(data: bytes) -> bool:
-        message = rollout_pb2.SubmitRolloutsRequest.FromString(data)
-        brought = encoded_from_wire(message.group)
-        verifier.check(brought, now=NOW_S)
-        return (brought.parts, brought.group_id) != (group.parts, group.group_id)
+    def hello(data: bytes) -> bool:
+        try:
+            server_name_in(data)
+        except ValueError as error:
+            raise RefusedError(Reason.MALFORMED, str(error)) from error
+        return False
 
     def contents(data: bytes) -> bool:
-        """Read what a sampler has signed: a member that is dishonest."""
+        """Read what a sampler submits: a member that is dishonest."""
         message = rollout_pb2.SubmitRolloutsRequest.FromString(data)
         check_group(group_from_wire(encoded_from_wire(message.group)), vocabulary_size=1 << 16)
         return False
@@ -179,7 +179,7 @@ def doors(directory: Path) -> list[Door]:
         Door("manifest", tuple(signed for signed, _ in artifacts), manifest),
         Door("payload", tuple(frames), payload),
         Door("decoder", (*coded, *_bombs()), decoder),
-        Door("group-proof", (submission.SerializeToString(),), proof),
+        Door("client-hello", (client_hello("relay.example.heterorl"),), hello),
         Door("group", (submission.SerializeToString(),), contents),
         Door("token", (token.encode(),), admission),
         Door("signing-request", (signing_request(read_curve_key(made.sampler.key_pem)),), request),

@@ -23,7 +23,6 @@ from heterorl.v1 import (
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.coordinator_role import build
 from node.coordinator.coordinator_service import CoordinatorService
-from node.identity.group_proof import GroupSigner
 from node.identity.identity_store import Identity
 from node.protocol import OURS
 from node.rollout import EncodedGroup, RolloutGroup
@@ -175,7 +174,7 @@ class HandPeer:
 
     async def submit(self, lease: rollout_pb2.PromptLease, **changes: Any) -> rollout_pb2.SubmissionAnswer:
         group = answer_to(lease, run_id=self.identity.run_id, **changes)
-        return await self.hand_in(signed(group, self.identity))
+        return await self.hand_in(submission(group))
 
     async def hand_in(self, request: rollout_pb2.SubmitRolloutsRequest) -> rollout_pb2.SubmissionAnswer:
         """Submit on a stream of its own, and return the one answer."""
@@ -264,13 +263,12 @@ class HandDrain:
         return not done
 
 
-def signed(
-    group: RolloutGroup | EncodedGroup, sampler: Identity, /, *, group_id: str = "", **changes: Any
+def submission(
+    group: RolloutGroup | EncodedGroup, /, *, group_id: str = "", **changes: Any
 ) -> rollout_pb2.SubmitRolloutsRequest:
-    """Return the submission of a group, or of the bytes that pass for one, as ``sampler`` signs it."""
+    """Return the submission of a group, or of the bytes that pass for one, with any one thing changed."""
     encoded = group_to_wire(group) if isinstance(group, RolloutGroup) else group
-    proved = GroupSigner(sampler).signed(replace(encoded, group_id=group_id or encoded.group_id))
-    return submission_to_wire(replace(proved, **changes))
+    return submission_to_wire(replace(encoded, group_id=group_id or encoded.group_id, **changes))
 
 
 async def reason(call: Awaitable[object]) -> str:

@@ -14,14 +14,14 @@ from node.identity.files import make_private_directory
 from node.identity.identity_store import Identity
 from node.identity.own_identity import OwnIdentity
 from node.process.role_context import RoleContext
-from node.process.service import StopsAfter
 from node.relay.config import RelayConfig
 from node.relay.relay_role import build
 from node.rpc.channel import Purpose, dial
 from node.rpc.server import RpcServer
 from node.run import Role
 from node.telemetry.metrics import NodeMetrics
-from node.weights.transfer.sources import Source
+from node.weights.transfer.sources import Source, dial_source
+from support.hub import HandPeer
 from support.identity import MadeRun
 from support.policy_hub import Registry
 
@@ -35,6 +35,7 @@ class RunningRelay:
     registry: Registry
     stopping: asyncio.Event
     node_metrics: NodeMetrics
+    identity: OwnIdentity
 
     @property
     def address(self) -> str:
@@ -42,14 +43,26 @@ class RunningRelay:
 
     def source(self, identity: Identity | None = None, *, channels: int = 1) -> Source:
         """Return this relay as a peer's source; its channels end with the loop."""
-        caller, now = identity or self.made.sampler, time.time()
-        bulk = tuple(dial(self.address, caller, purpose=Purpose.BULK, now=now) for _ in range(channels))
-        return Source(self.address, dial(self.address, caller, purpose=Purpose.CONTROL, now=now), bulk)
+        caller = identity or self.made.sampler
+        return dial_source(self.address, caller, connections=channels, now=time.time(), server=Role.RELAY)
+
+    @asynccontextmanager
+    async def peer(self, identity: Identity | None = None) -> AsyncIterator[HandPeer]:
+        """Connect to the coordinator through this relay, as somebody; None: the sampler."""
+        caller = identity or self.made.sampler
+        async with dial(self.address, caller, purpose=Purpose.ROLLOUTS, now=time.time()) as channel:
+            yield HandPeer(caller, channel)
 
 
 @asynccontextmanager
 async def running_relay(
-    made: MadeRun, directory: Path, *, coordinator: str, name: str = "relay-1", **settings: Any
+    made: MadeRun,
+    directory: Path,
+    *,
+    coordinator: str,
+    name: str = "relay-1",
+    identity: Identity | None = None,
+    **settings: Any,
 ) -> AsyncIterator[RunningRelay]:
     """Run a relay until the body ends; the next one of the same ``directory`` finds what it left."""
     make_private_directory(directory)
@@ -68,12 +81,11 @@ async def running_relay(
         clock=clock,
         node_id=name,
         state_dir=directory,
-        identity=OwnIdentity(made.issue(Role.RELAY, name), directory),
+        identity=(own := OwnIdentity(identity or made.issue(Role.RELAY, name), directory)),
         run=made.run,
     )
     serving, *others = await build(context)
-    assert isinstance(serving, StopsAfter)
-    assert isinstance(serving.service, RpcServer)
+    assert isinstance(serving, RpcServer)
     ready, stopping = asyncio.Event(), asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(serving.run(ready=ready.set, stopping=stopping))
@@ -81,6 +93,6 @@ async def running_relay(
         for service in others:
             tasks.create_task(service.run(ready=lambda: None, stopping=stopping))
         try:
-            yield RunningRelay(made, serving.service, registry, stopping, context.node_metrics)
+            yield RunningRelay(made, serving, registry, stopping, context.node_metrics, own)
         finally:
             stopping.set()

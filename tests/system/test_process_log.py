@@ -9,7 +9,8 @@ import grpc.aio
 import pytest
 
 from node.identity.identity_store import Identity
-from node.identity.peer import hub_name
+from node.identity.peer import server_name
+from node.run import Role
 from support.coordinator_process import coordinator
 from support.identity import MadeRun, make_run
 from support.rpc import invoke
@@ -27,7 +28,7 @@ async def knock(made: MadeRun, address: str, caller: Identity) -> None:
     credentials = grpc.ssl_channel_credentials(
         made.run.ca_certificate_pem, caller.key_pem, caller.certificate_pem
     )
-    options = [("grpc.ssl_target_name_override", hub_name(made.run_id))]
+    options = [("grpc.ssl_target_name_override", server_name(made.run_id, Role.COORDINATOR))]
     async with grpc.aio.secure_channel(address, credentials, options) as channel:
         with pytest.raises(grpc.aio.AioRpcError):
             await invoke(channel, STATUS)

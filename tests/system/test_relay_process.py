@@ -15,10 +15,9 @@ import pytest
 
 from node.enrolment.tokens import issue_token
 from node.policy import ArtifactKey
-from node.rpc.channel import Purpose, dial
 from node.run import Role
 from node.weights.format.layout import Layout, TensorSpec
-from node.weights.transfer.sources import Source, Sources
+from node.weights.transfer.sources import Source, Sources, dial_source
 from support.fetching import fetch_version
 from support.hub import running_hub
 from support.identity import MadeRun, make_run
@@ -72,9 +71,9 @@ class RelayProcess:
 
     def source(self) -> Source:
         """Return the relay as a sampler's source, over channels of its own."""
-        sampler, now = self._made.sampler, time.time()
-        bulk = dial(self.address, sampler, purpose=Purpose.BULK, now=now)
-        return Source(self.address, dial(self.address, sampler, purpose=Purpose.CONTROL, now=now), (bulk,))
+        return dial_source(
+            self.address, self._made.sampler, connections=1, now=time.time(), server=Role.RELAY
+        )
 
 
 def enrolment_token(made: MadeRun, address: str) -> str:

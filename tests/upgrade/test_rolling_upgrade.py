@@ -47,7 +47,7 @@ def configuration(name: str, directory: RunDirectory, ports: Ports) -> dict[str,
         "sampler": {
             **model,
             "weight_sources": [f"127.0.0.1:{ports.others[RELAY]}"],
-            "rollout_via": f"127.0.0.1:{ports.others[RELAY]}",
+            "relays": [f"127.0.0.1:{ports.others[RELAY]}"],
             "concurrency_groups": 4,
         },
     }

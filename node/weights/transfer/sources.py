@@ -21,6 +21,7 @@ from node.policy import Announcement, ArtifactKey
 from node.rpc.address import is_loopback, split_target, split_targets
 from node.rpc.channel import Backoff, Caller, ConnectionLost, Purpose, classified, dial
 from node.rpc.hub import Hub
+from node.run import Role
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.waits import wait_at_most
 from node.weights.format.manifest import Manifest
@@ -66,17 +67,19 @@ def dial_source(
     connections: int,
     now: float,
     control: grpc.aio.Channel | None = None,
+    server: Role = Role.COORDINATOR,
 ) -> Source:
     """Return a source with so many bulk ``connections``, connected to at its first call.
 
     Args:
         control: Whose ``Hub`` membership moves on. None: the source has a channel, and moves the hub, itself.
+        server: Role of who is to answer there.
     Raises as ``dial``.
     """
-    bulk = (dial(address, caller, purpose=Purpose.BULK, now=now) for _ in range(connections))
+    bulk = (dial(address, caller, purpose=Purpose.BULK, now=now, server=server) for _ in range(connections))
     return Source(
         str(address),
-        control or dial(address, caller, purpose=Purpose.CONTROL, now=now),
+        control or dial(address, caller, purpose=Purpose.CONTROL, now=now, server=server),
         tuple(bulk),
         hub=address if isinstance(address, Hub) and control is None else None,
     )

@@ -68,7 +68,7 @@ class _VerdictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Verdict.Value
     VERDICT_UNSPECIFIED: _Verdict.ValueType  # 0
     """Not decided yet; never stored."""
     VERDICT_SPOOLED: _Verdict.ValueType  # 1
-    """On disk at a hub (the coordinator or a relay); the learner has not judged it yet."""
+    """On the coordinator's disk; the learner has not judged it yet."""
     VERDICT_ACCEPTED: _Verdict.ValueType  # 2
     """In the learner's buffer: it will be trained on unless it grows stale first."""
     VERDICT_STALE: _Verdict.ValueType  # 3
@@ -94,7 +94,7 @@ class Verdict(_Verdict, metaclass=_VerdictEnumTypeWrapper):
 VERDICT_UNSPECIFIED: Verdict.ValueType  # 0
 """Not decided yet; never stored."""
 VERDICT_SPOOLED: Verdict.ValueType  # 1
-"""On disk at a hub (the coordinator or a relay); the learner has not judged it yet."""
+"""On the coordinator's disk; the learner has not judged it yet."""
 VERDICT_ACCEPTED: Verdict.ValueType  # 2
 """In the learner's buffer: it will be trained on unless it grows stale first."""
 VERDICT_STALE: Verdict.ValueType  # 3

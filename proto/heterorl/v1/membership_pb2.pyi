@@ -99,7 +99,6 @@ class JoinRequest(_message.Message):
     TEXT_DIGEST_FIELD_NUMBER: _builtins.int
     TEXT_SUMMARY_FIELD_NUMBER: _builtins.int
     CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
-    VOUCHER_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run the peer was configured for."""
     role: _common_pb2.Role.ValueType
@@ -170,10 +169,6 @@ class JoinRequest(_message.Message):
     def base_part_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The tensor with which each of those parts begins, at most 64."""
 
-    @_builtins.property
-    def voucher(self) -> Global___RelayVoucher:
-        """Samplers that join at a relay: their word that it may speak for them. Others: unset."""
-
     def __init__(
         self,
         *,
@@ -199,56 +194,14 @@ class JoinRequest(_message.Message):
         text_digest: _builtins.bytes = ...,
         text_summary: _builtins.str = ...,
         context_tokens: _builtins.int = ...,
-        voucher: Global___RelayVoucher | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "voucher", b"voucher"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_part_names", b"base_part_names", "base_parts", b"base_parts", "base_root", b"base_root", "chat_template_digest", b"chat_template_digest", "context_tokens", b"context_tokens", "grader_digest", b"grader_digest", "held", b"held", "instance", b"instance", "layout_digest", b"layout_digest", "layout_summary", b"layout_summary", "learner_epoch", b"learner_epoch", "oldest_protocol", b"oldest_protocol", "prompts", b"prompts", "protocol", b"protocol", "role", b"role", "run_id", b"run_id", "software_version", b"software_version", "task_digest", b"task_digest", "text_digest", b"text_digest", "text_summary", b"text_summary", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size", "voucher", b"voucher"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_part_names", b"base_part_names", "base_parts", b"base_parts", "base_root", b"base_root", "chat_template_digest", b"chat_template_digest", "context_tokens", b"context_tokens", "grader_digest", b"grader_digest", "held", b"held", "instance", b"instance", "layout_digest", b"layout_digest", "layout_summary", b"layout_summary", "learner_epoch", b"learner_epoch", "oldest_protocol", b"oldest_protocol", "prompts", b"prompts", "protocol", b"protocol", "role", b"role", "run_id", b"run_id", "software_version", b"software_version", "task_digest", b"task_digest", "text_digest", b"text_digest", "text_summary", b"text_summary", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JoinRequest: _TypeAlias = JoinRequest  # noqa: Y015
-
-@_typing.final
-class RelayVoucher(_message.Message):
-    """A sampler's word that a relay may speak for it: join, report, lease and release in its name, until it expires."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    RELAY_ID_FIELD_NUMBER: _builtins.int
-    NOT_AFTER_S_FIELD_NUMBER: _builtins.int
-    CERTIFICATE_FIELD_NUMBER: _builtins.int
-    SIGNATURE_FIELD_NUMBER: _builtins.int
-    SAMPLER_ID_FIELD_NUMBER: _builtins.int
-    relay_id: _builtins.str
-    """Node id of the relay."""
-    not_after_s: _builtins.int
-    """Unix seconds on the sampler's clock; at most six hours ahead."""
-    certificate: _builtins.bytes
-    """PEM certificate of the sampler. Empty where TLS is off."""
-    signature: _builtins.bytes
-    """By the key of `certificate`: ECDSA P-256 with SHA-256, DER, over "heterorl.v1.RelayVoucher", a NUL, the run id, a
-    NUL, the sampler's node id, a NUL, `relay_id`, a NUL, the JoinRequest's `instance`, a NUL, and `not_after_s` as a
-    decimal number. Empty as `certificate`.
-    """
-    sampler_id: _builtins.str
-    """Node id of the sampler; must be the certificate's."""
-    def __init__(
-        self,
-        *,
-        relay_id: _builtins.str = ...,
-        not_after_s: _builtins.int = ...,
-        certificate: _builtins.bytes = ...,
-        signature: _builtins.bytes = ...,
-        sampler_id: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "not_after_s", b"not_after_s", "relay_id", b"relay_id", "sampler_id", b"sampler_id", "signature", b"signature"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___RelayVoucher: _TypeAlias = RelayVoucher  # noqa: Y015
 
 @_typing.final
 class JoinResponse(_message.Message):
@@ -275,7 +228,6 @@ class JoinResponse(_message.Message):
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     CERTIFICATE_FIELD_NUMBER: _builtins.int
     MOVED_FIELD_NUMBER: _builtins.int
-    RELAY_ID_FIELD_NUMBER: _builtins.int
     task: _builtins.str
     """Name of the task whose prompts are leased."""
     group_size: _builtins.int
@@ -316,10 +268,6 @@ class JoinResponse(_message.Message):
     """
     moved: _builtins.bytes
     """Where the coordinator will be: a JSON Web Signature of the run's authority, at most 4096 bytes. Empty: it stays."""
-    relay_id: _builtins.str
-    """Relays: their node id. Where the request had no voucher for this relay, nothing else is set: join again, with one.
-    Empty: this is the coordinator.
-    """
     @_builtins.property
     def head(self) -> _common_pb2.PolicyVersion:
         """The newest announced version. Unset before the first."""
@@ -350,11 +298,10 @@ class JoinResponse(_message.Message):
         software_version: _builtins.str = ...,
         certificate: _builtins.bytes = ...,
         moved: _builtins.bytes = ...,
-        relay_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_groups", b"batch_groups", "certificate", b"certificate", "grader_digest", b"grader_digest", "grader_said_by", b"grader_said_by", "group_bytes", b"group_bytes", "group_size", b"group_size", "head", b"head", "heartbeat_interval_s", b"heartbeat_interval_s", "max_staleness_versions", b"max_staleness_versions", "moved", b"moved", "oldest_protocol", b"oldest_protocol", "prompts", b"prompts", "protocol", b"protocol", "relay_id", b"relay_id", "sampling", b"sampling", "software_version", b"software_version", "task", b"task", "task_digest", b"task_digest", "task_options_json", b"task_options_json", "verifiers_grade", b"verifiers_grade"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_groups", b"batch_groups", "certificate", b"certificate", "grader_digest", b"grader_digest", "grader_said_by", b"grader_said_by", "group_bytes", b"group_bytes", "group_size", b"group_size", "head", b"head", "heartbeat_interval_s", b"heartbeat_interval_s", "max_staleness_versions", b"max_staleness_versions", "moved", b"moved", "oldest_protocol", b"oldest_protocol", "prompts", b"prompts", "protocol", b"protocol", "sampling", b"sampling", "software_version", b"software_version", "task", b"task", "task_digest", b"task_digest", "task_options_json", b"task_options_json", "verifiers_grade", b"verifiers_grade"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1578,7 +1525,6 @@ class PeerStatus(_message.Message):
     STANDING_DETAIL_FIELD_NUMBER: _builtins.int
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
-    VIA_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """From its certificate."""
     role: _common_pb2.Role.ValueType
@@ -1619,8 +1565,6 @@ class PeerStatus(_message.Message):
     """As in JoinRequest."""
     protocol: _builtins.int
     """The newest protocol that it speaks."""
-    via: _builtins.str
-    """Node id of the relay that speaks for it. Empty: it has a connection of its own."""
     @_builtins.property
     def held(self) -> _common_pb2.PolicyVersion:
         """What it serves. Unset: nothing."""
@@ -1654,11 +1598,10 @@ class PeerStatus(_message.Message):
         standing_detail: _builtins.str = ...,
         software_version: _builtins.str = ...,
         protocol: _builtins.int = ...,
-        via: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_offset_s", b"clock_offset_s", "grader_digest", b"grader_digest", "held", b"held", "joins", b"joins", "lag_s", b"lag_s", "last_seen_s", b"last_seen_s", "lease_allowance", b"lease_allowance", "leases", b"leases", "node_id", b"node_id", "oldest_lease_s", b"oldest_lease_s", "protocol", b"protocol", "refused_twin_s", b"refused_twin_s", "refused_twins", b"refused_twins", "role", b"role", "software_version", b"software_version", "staleness_mean_versions", b"staleness_mean_versions", "standing", b"standing", "standing_detail", b"standing_detail", "state", b"state", "verdicts", b"verdicts", "version_lag_versions", b"version_lag_versions", "via", b"via", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_offset_s", b"clock_offset_s", "grader_digest", b"grader_digest", "held", b"held", "joins", b"joins", "lag_s", b"lag_s", "last_seen_s", b"last_seen_s", "lease_allowance", b"lease_allowance", "leases", b"leases", "node_id", b"node_id", "oldest_lease_s", b"oldest_lease_s", "protocol", b"protocol", "refused_twin_s", b"refused_twin_s", "refused_twins", b"refused_twins", "role", b"role", "software_version", b"software_version", "staleness_mean_versions", b"staleness_mean_versions", "standing", b"standing", "standing_detail", b"standing_detail", "state", b"state", "verdicts", b"verdicts", "version_lag_versions", b"version_lag_versions", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -365,7 +365,7 @@ class SubmitRolloutsRequest(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def group(self) -> Global___EncodedGroup:
-        """Without `spooled_at_s`, and with a `sampler_id` from relays only."""
+        """Without `spooled_at_s` and `sampler_id`."""
 
     def __init__(
         self,
@@ -382,8 +382,8 @@ Global___SubmitRolloutsRequest: _TypeAlias = SubmitRolloutsRequest  # noqa: Y015
 
 @_typing.final
 class EncodedGroup(_message.Message):
-    """One group, as its sampler encoded and signed it. Hubs keep and hand on the bytes: the coordinator reads the header
-    of a group for training, and all of one for evaluation.
+    """One group, as its sampler encoded it. The coordinator keeps and hands on the bytes: it reads the header of a group
+    for training, and all of one for evaluation.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -392,25 +392,15 @@ class EncodedGroup(_message.Message):
     SAMPLER_ID_FIELD_NUMBER: _builtins.int
     HEADER_FIELD_NUMBER: _builtins.int
     COLUMNS_FIELD_NUMBER: _builtins.int
-    CERTIFICATE_FIELD_NUMBER: _builtins.int
-    SIGNATURE_FIELD_NUMBER: _builtins.int
     SPOOLED_AT_S_FIELD_NUMBER: _builtins.int
     group_id: _builtins.str
     """The group's id, as in `header`."""
     sampler_id: _builtins.str
-    """Node id of the sampler that made it, from its certificate. Empty in a submission: the caller itself."""
+    """Node id of the sampler that made it, from the certificate that it called with. Empty in a submission: the caller."""
     header: _builtins.bytes
     """A GroupHeader, encoded without unknown or repeated fields; at most 8 KiB."""
     columns: _builtins.bytes
     """A GroupColumns, encoded likewise; with `header` at most JoinResponse.group_bytes."""
-    certificate: _builtins.bytes
-    """PEM certificate of the sampler, issued by the run's authority. Empty where TLS is off, and to the learner."""
-    signature: _builtins.bytes
-    """By the key of `certificate`: ECDSA P-256 with SHA-256, DER, over "heterorl.v1.RolloutGroup", a NUL, the run
-    id, a NUL, the group id, a NUL, the 32 bytes of BLAKE3 of `header`, and those of `columns`. Empty as
-    `certificate`. The coordinator checks it where a relay hands the group in: a sampler's own connection proves as
-    much.
-    """
     spooled_at_s: _builtins.float
     """To the learner: Unix seconds on the coordinator's clock when it was spooled. 0 before."""
     def __init__(
@@ -420,13 +410,11 @@ class EncodedGroup(_message.Message):
         sampler_id: _builtins.str = ...,
         header: _builtins.bytes = ...,
         columns: _builtins.bytes = ...,
-        certificate: _builtins.bytes = ...,
-        signature: _builtins.bytes = ...,
         spooled_at_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "columns", b"columns", "group_id", b"group_id", "header", b"header", "sampler_id", b"sampler_id", "signature", b"signature", "spooled_at_s", b"spooled_at_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "group_id", b"group_id", "header", b"header", "sampler_id", b"sampler_id", "spooled_at_s", b"spooled_at_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,8 +26,7 @@ if _version_not_supported:
 
 
 class RolloutServiceStub(object):
-    """Carries leases out, groups in, and groups on to the learner. Served by the coordinator; relays serve what samplers
-    call.
+    """Carries leases out, groups in, and groups on to the learner. Served by the coordinator.
     """
 
     def __init__(self, channel):
@@ -64,8 +63,7 @@ class RolloutServiceStub(object):
 
 
 class RolloutServiceServicer(object):
-    """Carries leases out, groups in, and groups on to the learner. Served by the coordinator; relays serve what samplers
-    call.
+    """Carries leases out, groups in, and groups on to the learner. Served by the coordinator.
     """
 
     def LeasePrompts(self, request, context):
@@ -92,18 +90,16 @@ class RolloutServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SubmitRollouts(self, request_iterator, context):
-        """Samplers, and relays for them. Submits finished groups, as many as the caller likes without waiting for
-        answers: a hub that has no room stops reading. Each is answered when it is on disk, in the order of the
+        """Sampler only. Submits finished groups, as many as the caller likes without waiting for
+        answers: a coordinator that has no room stops reading. Each is answered when it is on disk, in the order of the
         requests. The group id is the idempotency key: sending again is safe and answers `DUPLICATE`. The learner's
-        verdict follows in a heartbeat, and so does the coordinator's where a relay took the group in.
+        verdict follows in a heartbeat.
 
         A refusal of one group is its answer (`SubmissionAnswer.reason`) and does not end the stream:
 
         * over_limit: the group is larger than any of this run. Final.
         * malformed: the request cannot be read. Final.
-        * wrong_role: the caller is not a relay and names a sampler. Final.
-        * bad_signature: a relay hands in what the sampler it names has not signed, or a relay is handed such a group.
-        Final; the lease is not touched.
+        * wrong_role: the caller names another sampler. Final.
         * busy, disk: the spool is full, or cannot be written. Send again after a pause.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -172,8 +168,7 @@ def add_RolloutServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RolloutService(object):
-    """Carries leases out, groups in, and groups on to the learner. Served by the coordinator; relays serve what samplers
-    call.
+    """Carries leases out, groups in, and groups on to the learner. Served by the coordinator.
     """
 
     @staticmethod

@@ -27,9 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class RolloutServiceStub:
-    """Carries leases out, groups in, and groups on to the learner. Served by the coordinator; relays serve what samplers
-    call.
-    """
+    """Carries leases out, groups in, and groups on to the learner. Served by the coordinator."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -51,18 +49,16 @@ class RolloutServiceStub:
     caller does not hold are passed over.
     """
     SubmitRollouts: _grpc.StreamStreamMultiCallable[_rollout_pb2.SubmitRolloutsRequest, _rollout_pb2.SubmitRolloutsResponse]
-    """Samplers, and relays for them. Submits finished groups, as many as the caller likes without waiting for
-    answers: a hub that has no room stops reading. Each is answered when it is on disk, in the order of the
+    """Sampler only. Submits finished groups, as many as the caller likes without waiting for
+    answers: a coordinator that has no room stops reading. Each is answered when it is on disk, in the order of the
     requests. The group id is the idempotency key: sending again is safe and answers `DUPLICATE`. The learner's
-    verdict follows in a heartbeat, and so does the coordinator's where a relay took the group in.
+    verdict follows in a heartbeat.
 
     A refusal of one group is its answer (`SubmissionAnswer.reason`) and does not end the stream:
 
     * over_limit: the group is larger than any of this run. Final.
     * malformed: the request cannot be read. Final.
-    * wrong_role: the caller is not a relay and names a sampler. Final.
-    * bad_signature: a relay hands in what the sampler it names has not signed, or a relay is handed such a group.
-      Final; the lease is not touched.
+    * wrong_role: the caller names another sampler. Final.
     * busy, disk: the spool is full, or cannot be written. Send again after a pause.
     """
     DrainRollouts: _grpc.StreamStreamMultiCallable[_rollout_pb2.DrainRolloutsRequest, _rollout_pb2.DrainRolloutsResponse]
@@ -85,9 +81,7 @@ class RolloutServiceStub:
 
 @_typing.type_check_only
 class RolloutServiceAsyncStub(RolloutServiceStub):
-    """Carries leases out, groups in, and groups on to the learner. Served by the coordinator; relays serve what samplers
-    call.
-    """
+    """Carries leases out, groups in, and groups on to the learner. Served by the coordinator."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     LeasePrompts: _aio.UnaryUnaryMultiCallable[_rollout_pb2.LeasePromptsRequest, _rollout_pb2.LeasePromptsResponse]  # type: ignore[assignment]
@@ -106,18 +100,16 @@ class RolloutServiceAsyncStub(RolloutServiceStub):
     caller does not hold are passed over.
     """
     SubmitRollouts: _aio.StreamStreamMultiCallable[_rollout_pb2.SubmitRolloutsRequest, _rollout_pb2.SubmitRolloutsResponse]  # type: ignore[assignment]
-    """Samplers, and relays for them. Submits finished groups, as many as the caller likes without waiting for
-    answers: a hub that has no room stops reading. Each is answered when it is on disk, in the order of the
+    """Sampler only. Submits finished groups, as many as the caller likes without waiting for
+    answers: a coordinator that has no room stops reading. Each is answered when it is on disk, in the order of the
     requests. The group id is the idempotency key: sending again is safe and answers `DUPLICATE`. The learner's
-    verdict follows in a heartbeat, and so does the coordinator's where a relay took the group in.
+    verdict follows in a heartbeat.
 
     A refusal of one group is its answer (`SubmissionAnswer.reason`) and does not end the stream:
 
     * over_limit: the group is larger than any of this run. Final.
     * malformed: the request cannot be read. Final.
-    * wrong_role: the caller is not a relay and names a sampler. Final.
-    * bad_signature: a relay hands in what the sampler it names has not signed, or a relay is handed such a group.
-      Final; the lease is not touched.
+    * wrong_role: the caller names another sampler. Final.
     * busy, disk: the spool is full, or cannot be written. Send again after a pause.
     """
     DrainRollouts: _aio.StreamStreamMultiCallable[_rollout_pb2.DrainRolloutsRequest, _rollout_pb2.DrainRolloutsResponse]  # type: ignore[assignment]
@@ -139,9 +131,7 @@ class RolloutServiceAsyncStub(RolloutServiceStub):
     """
 
 class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Carries leases out, groups in, and groups on to the learner. Served by the coordinator; relays serve what samplers
-    call.
-    """
+    """Carries leases out, groups in, and groups on to the learner. Served by the coordinator."""
 
     @_abc_1.abstractmethod
     def LeasePrompts(
@@ -176,18 +166,16 @@ class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_rollout_pb2.SubmitRolloutsRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_rollout_pb2.SubmitRolloutsResponse], _abc.AsyncIterator[_rollout_pb2.SubmitRolloutsResponse]]:
-        """Samplers, and relays for them. Submits finished groups, as many as the caller likes without waiting for
-        answers: a hub that has no room stops reading. Each is answered when it is on disk, in the order of the
+        """Sampler only. Submits finished groups, as many as the caller likes without waiting for
+        answers: a coordinator that has no room stops reading. Each is answered when it is on disk, in the order of the
         requests. The group id is the idempotency key: sending again is safe and answers `DUPLICATE`. The learner's
-        verdict follows in a heartbeat, and so does the coordinator's where a relay took the group in.
+        verdict follows in a heartbeat.
 
         A refusal of one group is its answer (`SubmissionAnswer.reason`) and does not end the stream:
 
         * over_limit: the group is larger than any of this run. Final.
         * malformed: the request cannot be read. Final.
-        * wrong_role: the caller is not a relay and names a sampler. Final.
-        * bad_signature: a relay hands in what the sampler it names has not signed, or a relay is handed such a group.
-          Final; the lease is not touched.
+        * wrong_role: the caller names another sampler. Final.
         * busy, disk: the spool is full, or cannot be written. Send again after a pause.
         """
 

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from node.coordinator import peers as peers_module
 from node.coordinator.fleet import membership as membership_module
+from node.coordinator.fleet.heartbeat_pause import JITTER
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import HeartbeatReport, Peers
@@ -16,7 +17,6 @@ from node.errors import RefusedError
 from node.identity.peer import Peer
 from node.policy import PolicyVersion
 from node.run import PeerQuery, Role
-from node.serving.heartbeat_pause import JITTER
 from node.telemetry.fleet_collector import FleetCollector
 from node.telemetry.metrics import MetricFamily, MetricSample
 from node.verdict import GroupVerdict, Verdict
@@ -289,19 +289,6 @@ def test_a_peer_that_is_forgotten_leaves_nothing_behind(
     assert names(peers) == ["t3", "t4", "t5"]
     assert registry.get_sample_value("heterorl_coordinator_dropped_verdicts_total") == 1
     assert peers.live(Role.SAMPLER) == 2
-
-
-def test_samplers_of_a_relay_that_are_gone_do_not_shorten_the_pauses_of_those_that_are_here(
-    peers: Peers,
-) -> None:
-    for number in range(2000):
-        peers.join(Peer("run", Role.SAMPLER, f"gone{number}"), None, now=NOW_S, via="relay-1")
-    now = NOW_S + membership_module.GONE_AFTER_S + 1
-    for number in range(3000):
-        peers.join(Peer("run", Role.SAMPLER, f"here{number}"), None, now=now)
-    for _ in range(2):  # the second counts those that the first found gone
-        peers.expire(now)
-    assert peers.pause_s == 3.0
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 import pytest
 
 from node.errors import Reason, RefusedError
-from node.identity.peer import Peer, hub_name, is_name
+from node.identity.peer import Peer, is_name, server_name
 from node.run import Role
 
 
@@ -54,6 +54,9 @@ def test_a_name_is_a_dns_label(text: str, expected: bool) -> None:
     assert is_name(text) is expected
 
 
-def test_the_hubs_of_two_runs_have_different_names() -> None:
-    assert hub_name("a") == "hub.a.heterorl"
-    assert hub_name("a") != hub_name("b")
+def test_the_coordinators_and_the_relays_of_each_run_have_a_name_of_their_own() -> None:
+    assert server_name("a", Role.COORDINATOR) == "hub.a.heterorl"
+    names = {server_name(run, role) for run in "ab" for role in (Role.COORDINATOR, Role.RELAY)}
+    assert len(names) == 4
+    with pytest.raises(ValueError, match="sampler"):
+        server_name("a", Role.SAMPLER)

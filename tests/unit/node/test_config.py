@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from learner.config import LearnerConfig
+from node.config.removed_keys import REMOVED
 from node.config.setting_sources import read_flags
 from node.config.settings import Resolved, load
 from node.errors import ConfigError, NotReadyError
@@ -162,6 +163,13 @@ def test_a_flag_or_a_variable_changes_one_key_of_a_table(tmp_path: Path) -> None
     assert options == {"template_arguments": {"first": 1, "enable_thinking": False}, "system": "Add."}
     engine, source = value_and_source(resolved, "sampler.engine_options")
     assert (engine, source) == ({"memory_bytes": 2_000_000}, "flag --set")
+
+
+@pytest.mark.parametrize("key", REMOVED)
+def test_a_key_that_a_release_took_away_is_refused_with_what_to_write_now(key: str) -> None:
+    fault = faults(flags=STATE | {key: "1"}, roles=(key.partition(".")[0],))[key]
+    release, fix = REMOVED[key]
+    assert (fault.rule, fault.fix) == (f"was removed in {release}", fix)
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_on_a_terminal_a_record_is_a_line_to_read() -> None:
 
 def test_the_first_line_has_all_settings_off_a_terminal_and_on_one_those_that_differ() -> None:
     flags = read_flags(
-        {}, ["node.state_dir=/s", "node.tls=true", "relay.spool_groups=9", "node.coordinator=h:1"]
+        {}, ["node.state_dir=/s", "node.tls=true", "relay.retained_keyframes=9", "node.coordinator=h:1"]
     )
     settings = shown_settings(load(roles=["relay"], files=[], environ={}, flags=flags))
     lines = {}
@@ -106,7 +106,7 @@ def test_the_first_line_has_all_settings_off_a_terminal_and_on_one_those_that_di
         with logged(stream):
             _log.info("configuration", extra={"values": settings})
         lines[type(stream)] = stream.getvalue()
-    shown = 'values=node.state_dir="/s" node.coordinator="h:1" relay.spool_groups=9 (all others have '
+    shown = 'values=node.state_dir="/s" node.coordinator="h:1" relay.retained_keyframes=9 (all others have '
     assert shown in lines[Terminal]
     assert "tls" not in lines[Terminal]
     whole = json.loads(lines[io.StringIO])["values"]

@@ -15,6 +15,7 @@ from node.clock import SystemClock
 from node.errors import Reason, Recovery, RefusedError
 from node.identity.peer import Peer
 from node.policy import PolicyVersion
+from node.protocol import OURS
 from node.rpc.channel import REASON_KEY, Backoff, Purpose, dial
 from node.run import EvaluationNotice, Role
 from node.telemetry.metrics import MetricFamily, MetricSample
@@ -42,7 +43,7 @@ class Hub(membership_pb2_grpc.MembershipServiceServicer):
         """Whether every answer says what the one before said."""
         self.clock_ahead_s = 0.0
         self.task_digest = b"old"
-        self.protocols = (0, 0)
+        self.protocols = (OURS.protocol, OURS.oldest_protocol)
         self.answer = membership_pb2.HeartbeatResponse()
 
     async def Join(self, request: Any, context: Any) -> membership_pb2.JoinResponse:  # noqa: N802
@@ -335,13 +336,22 @@ async def test_a_final_refusal_ends_it(reason: Reason) -> None:
         assert peer.readies == 0
 
 
-async def test_a_peer_of_which_the_coordinator_speaks_no_protocol_ends() -> None:
+@pytest.mark.parametrize(
+    ("spoken", "to_upgrade"),
+    [((99, 98), "this sampler"), ((0, 0), "relay of release 0.3")],
+    ids=["a later coordinator", "a relay that carries samplers"],
+)
+async def test_a_peer_that_speaks_no_protocol_of_what_answers_ends(
+    spoken: tuple[int, int], to_upgrade: str
+) -> None:
     hub = Hub()
-    hub.protocols = (99, 98)
+    hub.protocols = spoken
     async with serving(hub) as port:
         peer = Peering(port)
-        with pytest.raises(RefusedError, match=r"upgrade this sampler"):
+        with pytest.raises(RefusedError) as refused:
             await peer.run()
+        assert refused.value.reason is Reason.PROTOCOL_MISMATCH
+        assert to_upgrade in str(refused.value)
         assert peer.readies == 0
 
 

@@ -24,7 +24,7 @@ def test_only_the_learner_publishes_and_drains_and_only_samplers_lease_and_submi
         assert allowed[name] == {Role.LEARNER}
     for name in ("LeasePrompts", "ReleaseLeases"):
         assert allowed[f"RolloutService/{name}"] == {Role.SAMPLER}
-    assert allowed["RolloutService/SubmitRollouts"] == {Role.SAMPLER, Role.RELAY}
+    assert allowed["RolloutService/SubmitRollouts"] == {Role.SAMPLER}
 
 
 def test_an_operator_may_look_and_do_nothing_else() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from node import limits
 from node.errors import Reason, RefusedError, StartupError
-from node.identity.peer import Peer, hub_name
+from node.identity.peer import Peer, server_name
 from node.rpc.auth import USER_AGENT_PREFIX
 from node.rpc.channel import (
     HUB_CLOCK_KEY,
@@ -136,7 +136,7 @@ def test_a_stranger_dials_by_the_hubs_name_for_small_messages(monkeypatch: pytes
     monkeypatch.setattr(grpc, "ssl_channel_credentials", lambda ca_pem: ca_pem)
     dial_as_stranger("hub:7701", run_id="run", ca_pem=b"ca")
     assert dialled["hub:7701"]["grpc.max_receive_message_length"] == limits.MESSAGE_BYTES["EnrolmentService"]
-    assert dialled["hub:7701"]["grpc.ssl_target_name_override"] == hub_name("run")
+    assert dialled["hub:7701"]["grpc.ssl_target_name_override"] == server_name("run", Role.COORDINATOR)
 
 
 @pytest.mark.parametrize("target", ["10.0.0.1:7700", "hub.example.org:7700"])

@@ -10,7 +10,9 @@ import pytest
 
 from node import descriptors
 from node.errors import Reason
-from node.rpc.connection_guard import Connection, ConnectionGuard, Owners, to_shut
+from node.identity.peer import Peer
+from node.rpc.connection_guard import RELAYED_STRANGERS, Connection, ConnectionGuard, Owners, to_shut
+from node.run import Role
 from support.waiting import until
 
 
@@ -44,14 +46,31 @@ def test_an_address_keeps_no_more_than_a_peer_needs_once_room_is_short() -> None
     assert shut_groups(*"aaaaaaaaab", excess=1) == "aaaaa"
 
 
+def from_a_relay(number: int) -> list[Connection]:
+    return [Connection(n, f"ipv4:192.0.2.2:{n}", "r", False, kept=RELAYED_STRANGERS) for n in range(number)]
+
+
+def test_strangers_from_a_relays_address_are_kept_as_samplers_behind_it_may_be() -> None:
+    strangers = [*from_a_relay(RELAYED_STRANGERS), *connections(*"aaaaaaA")]
+    assert [one.group for one in to_shut(strangers, 1)] == ["a", "a"]  # beyond what one peer needs
+    beyond = to_shut([*from_a_relay(RELAYED_STRANGERS + 3), *connections("A")], 1)
+    assert [one.group for one in beyond] == ["r"] * 3
+
+
+def test_whoever_comes_by_a_relays_address_is_shut_before_any_member() -> None:
+    shut = to_shut([*connections(*"AAAAAA"), *from_a_relay(5)], 5)
+    assert [one.group for one in shut] == ["r"] * 5
+
+
 def test_an_owner_is_forgotten_when_too_many_others_have_called_since(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("node.rpc.connection_guard._MOST_OWNERS", 2)
     owners = Owners()
-    for remote, node_id in (("1", "s1"), ("2", "s2"), ("1", "s1"), ("3", "s3")):
-        owners.note(remote, node_id)
-    assert [owners.owner_of(remote) for remote in "123"] == ["s1", None, "s3"]
+    s1, s2, s3 = (Peer("run", Role.SAMPLER, name) for name in ("s1", "s2", "s3"))
+    for remote, owner in (("1", s1), ("2", s2), ("1", s1), ("3", s3)):
+        owners.note(remote, owner)
+    assert [owners.owner_of(remote) for remote in "123"] == [s1, None, s3]
 
 
 def fail(_: str) -> list[str]:
@@ -66,8 +85,9 @@ def connected(listener: socket.socket, address: tuple[str, int]) -> Iterator[soc
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "::"])
 @pytest.mark.parametrize("can_list", [True, False])
+@pytest.mark.parametrize("caller", [Peer("run", Role.SAMPLER, "s1"), Peer("run", Role.RELAY, "r1")], ids=str)
 async def test_a_connection_nobody_has_called_over_is_shut_and_a_members_is_not(
-    monkeypatch: pytest.MonkeyPatch, host: str, can_list: bool
+    monkeypatch: pytest.MonkeyPatch, host: str, *, can_list: bool, caller: Peer
 ) -> None:
     is_wildcard = host == "::"
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -87,7 +107,7 @@ async def test_a_connection_nobody_has_called_over_is_shut_and_a_members_is_not(
             own_host, own_port = member.getsockname()[:2]
             owners.note(
                 f"ipv6:%5B{own_host}%5D:{own_port}" if ":" in own_host else f"ipv4:{own_host}:{own_port}",
-                "s1",
+                caller,
             )
             monkeypatch.setattr(descriptors, "limit", lambda: 500)
             monkeypatch.setattr(descriptors, "open_now", lambda: 500 - descriptors.reserve(500) + 1)

@@ -30,7 +30,6 @@ SAID: dict[str, object] = {
     "running_lease_ids": ["0.1"],
     "step": membership_pb2.StepReport(version=1),
     "revocations_digest": b"d" * 16,
-    "voucher": membership_pb2.RelayVoucher(relay_id="relay-1"),
 }
 
 

@@ -11,9 +11,6 @@ from typing import Final
 HEARTBEATS_PER_S: Final = 1000.0
 """Limit for the whole fleet: three quarters of a core (``python -m bench.peers``)."""
 
-RELAYED_PART: Final = 0.2
-"""Cost of a heartbeat in a relay's summary, generously: .03 to .06 ms, of .7 on a connection of its own."""
-
 JITTER: Final = 0.2
 """Each pause is up to so much of it shorter or longer."""
 
@@ -24,10 +21,9 @@ SILENT_PAUSES: Final = 3.0
 """A peer is not silent before it has missed so many."""
 
 
-def pause_s(*, interval_s: float, peers: int, relayed: int = 0, lease_ttl_s: float) -> float:
-    """Return the mean pause of a fleet of so many ``peers``, of which relays speak for ``relayed``."""
-    heartbeats = peers - relayed + RELAYED_PART * relayed
-    return max(interval_s, min(heartbeats / HEARTBEATS_PER_S, lease_ttl_s / LEASE_PART))
+def pause_s(*, interval_s: float, peers: int, lease_ttl_s: float) -> float:
+    """Return the mean pause of a fleet of so many ``peers``."""
+    return max(interval_s, min(peers / HEARTBEATS_PER_S, lease_ttl_s / LEASE_PART))
 
 
 def drawn_pause_s(mean_s: float, random: float) -> float:

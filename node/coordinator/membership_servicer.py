@@ -1,11 +1,12 @@
-"""MembershipService at a hub: the life of heartbeat streams. A coordinator or a relay gives the answers."""
+"""MembershipService: the life of heartbeat streams. ``RunMembers`` has the answers."""
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from typing import Final, Protocol
+from typing import Final
 
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
+from node.coordinator.run_members import RunMembers
 from node.identity.peer import Peer
 from node.rpc.auth import Context, certificate_of, peer_of
 
@@ -15,38 +16,10 @@ CUT_NOTICE_S: Final = 0.2
 """Longer than gRPC takes to report a cut stream, shorter than a leaving peer waits for its answer."""
 
 
-class Members(Protocol):
-    """Answers members; raises RefusedError where it refuses."""
-
-    async def join(
-        self, peer: Peer, request: membership_pb2.JoinRequest, *, address: str, certificate: bytes
-    ) -> membership_pb2.JoinResponse:
-        """Admit a peer that calls from ``address``, by a ``certificate`` (PEM; empty: TLS is off)."""
-        ...
-
-    def heartbeat(
-        self, peer: Peer, request: membership_pb2.HeartbeatRequest, *, has_heard: bool, address: str
-    ) -> membership_pb2.HeartbeatResponse:
-        """Answer a heartbeat; ``has_heard``: the peer has the answer before, on this stream."""
-        ...
-
-    def disconnected(self, peer: Peer) -> None:
-        """Note that a peer's stream ended, in whatever order."""
-        ...
-
-    def leave(self, peer: Peer) -> None:
-        """Note that a peer left in good order."""
-        ...
-
-    def status(self, request: membership_pb2.GetStatusRequest) -> membership_pb2.GetStatusResponse:
-        """Return the state of the run."""
-        ...
-
-
 class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
     """Serves ``members`` to their peers."""
 
-    def __init__(self, members: Members) -> None:
+    def __init__(self, members: RunMembers) -> None:
         self._members = members
         self._streams: dict[Peer, object] = {}
 

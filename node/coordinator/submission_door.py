@@ -1,6 +1,6 @@
 """Groups as they come in at a hub: read as far as there is room, checked, answered in order.
 
-stream --room in bytes--> size, whose it is, proof --take--> on disk --.
+stream --room in bytes--> size, whose it is --take--> on disk --.
    |          full: the stream is not read any further                  |
    '<-- answers, in the requests' order: a verdict, or a refusal <------'
 """
@@ -14,12 +14,9 @@ from typing import Final, TypeAlias
 
 from heterorl.v1 import rollout_pb2
 from node.byte_room import ByteRoom
-from node.clock import Clock
 from node.errors import CountRefusal, Reason, RefusedError
-from node.identity.group_proof import GroupVerifier
-from node.identity.peer import Peer, is_name
+from node.identity.peer import Peer
 from node.rollout import EncodedGroup
-from node.run import Role
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.verdict import Verdict
 from node.waits import put_away
@@ -38,14 +35,11 @@ STREAM_GROUPS: Final = 32
 STREAMS_PER_CALLER: Final = 2
 """One, and one that is not known yet to have been cut."""
 
-OFF_LOOP_BYTES: Final = 1 << 20
-"""Proofs of larger groups are checked in a thread: hashing takes .3 ms and more, a thread .1."""
-
 _DETAIL_CHARACTERS: Final = 1000
 
 
 Take: TypeAlias = Callable[[EncodedGroup], Awaitable[tuple[Verdict, str]]]
-"""Puts a group, whose sampler is proved, on disk, or says why not. Raises RefusedError."""
+"""Puts a group on disk, or says why not. Raises RefusedError."""
 
 
 class SubmissionDoor:
@@ -53,26 +47,13 @@ class SubmissionDoor:
 
     def __init__(
         self,
-        verifier: GroupVerifier | None,
         *,
-        hands_on: bool,
         count_refusal: CountRefusal,
         metrics: TransferMetrics,
-        clock: Clock,
         in_flight_bytes: int = IN_FLIGHT_BYTES,
     ) -> None:
-        """Check what is signed with ``verifier``.
-
-        Args:
-            verifier: None where TLS is off: nobody has a key, and everybody is this machine.
-            hands_on: Whether another hub gets the groups, which has only their signatures to go by. Where it
-                does not, a sampler's own connection proves what it hands in itself.
-        """
-        self._verifier = verifier
-        self._hands_on = hands_on
         self._count_refusal = count_refusal
         self._metrics = metrics
-        self._clock = clock
         self._room = ByteRoom(in_flight_bytes)
         self._streams: Counter[str] = Counter()
         metrics.watch_submissions(lambda: self._room.used_bytes)
@@ -140,7 +121,7 @@ class SubmissionDoor:
         try:
             if isinstance(group, RefusedError):
                 raise group
-            verdict, detail = await take(await self._proved(group, caller, group_bytes=group_bytes))
+            verdict, detail = await take(self._checked(group, caller, group_bytes=group_bytes))
         except RefusedError as refused:
             self._count_refusal(service="RolloutService", reason=refused.reason)
             said = str(refused)
@@ -150,69 +131,27 @@ class SubmissionDoor:
             verdict=verdict_to_wire(verdict), detail=detail[:_DETAIL_CHARACTERS]
         )
 
-    async def _proved(self, group: EncodedGroup, caller: Peer, *, group_bytes: int) -> EncodedGroup:
-        """Return a group with the sampler that is proved to have made it."""
+    def _checked(self, group: EncodedGroup, caller: Peer, *, group_bytes: int) -> EncodedGroup:
+        """Return a group as its sampler's: the caller's, as its connection proves.
+
+        Raises RefusedError: OVER_LIMIT; WRONG_ROLE, if the caller names another peer.
+        """
         size_bytes = group.size_bytes
         self._metrics.count_rollouts(received_bytes=size_bytes)
         if size_bytes > group_bytes:
             raise RefusedError(
                 Reason.OVER_LIMIT, f"a group of {size_bytes} bytes, the largest of this run has {group_bytes}"
             )
-        group = group.made_by(submitter(caller, group.sampler_id))
-        if self._verifier is not None and (self._hands_on or caller.role is Role.RELAY):
-            check = partial(_check_proof, self._verifier, group, caller, now=self._clock.now())
-            if size_bytes > OFF_LOOP_BYTES:
-                await asyncio.to_thread(check)
-            else:
-                check()
-        return group
+        if group.sampler_id:
+            raise RefusedError(
+                Reason.WRONG_ROLE,
+                f"{caller.node_id} submits for itself, and names {group.sampler_id[:100]!r}",
+            )
+        return group.made_by(caller.node_id)
 
 
 def _held_bytes(group: EncodedGroup | RefusedError) -> int:
     """Return what a group takes in memory, whatever its sender put where."""
     if isinstance(group, RefusedError):
         return 0
-    parts = (
-        group.header,
-        group.columns,
-        group.certificate,
-        group.signature,
-        group.group_id,
-        group.sampler_id,
-    )
-    return sum(map(len, parts))
-
-
-def submitter(caller: Peer, named: str) -> str:
-    """Return the node id of the sampler a submission is said to be from; the proof says whether it is.
-
-    Raises:
-        RefusedError: WRONG_ROLE, if anyone but a relay names somebody; MALFORMED, if a relay names nobody.
-    """
-    if caller.role is not Role.RELAY:
-        if named:
-            raise RefusedError(
-                Reason.WRONG_ROLE,
-                f"{caller.node_id} is a {caller.role} and submits for itself, not for {named[:100]!r}",
-            )
-        return caller.node_id
-    if not is_name(named):
-        raise RefusedError(Reason.MALFORMED, f"{named[:100]!r} is not the node id of a sampler to submit for")
-    return named
-
-
-def _check_proof(verifier: GroupVerifier, group: EncodedGroup, caller: Peer, *, now: float) -> None:
-    try:
-        verifier.check(group, now=now)
-    except RefusedError as refused:
-        logger.warning(
-            "group not proved",
-            extra={
-                "from_role": caller.role,
-                "from_node": caller.node_id,
-                "sampler": group.sampler_id,
-                "group_id": group.group_id[:100],
-                "detail": str(refused),
-            },
-        )
-        raise
+    return group.size_bytes + len(group.group_id) + len(group.sampler_id)
