@@ -6,6 +6,7 @@ from typing import Final
 from node.clock import moment
 from node.commands.run_records import Records
 from node.commands.terminal import duration
+from node.evaluation import REWARD, best_of
 from node.svg_chart import STYLE as CHART_STYLE
 from node.svg_chart import Points, Series, chart, running_mean
 from node.verdict import Verdict
@@ -46,7 +47,8 @@ def _sections(records: Records) -> Iterator[tuple[str, str]]:
     curves, marks = records.curves, records.events
     yield "What it was", _summary(records)
     reward = curves.get("reward_mean", [])
-    evaluated = [(float(one.version), one.reward_mean) for one in records.evaluations]
+    scores = ((one.version, one.reward_mean) for one in records.evaluations)
+    evaluated = [(float(version), score) for version, score in scores if score is not None]
     rewards = [
         Series("batch", reward),
         Series(f"mean of {_MEAN_OF}", running_mean(reward, of=_MEAN_OF)),
@@ -97,10 +99,9 @@ def _summary(records: Records) -> str:
         rows.append(("reward", _first_and_last(records.curves.get("reward_mean", []))))
     if records.slots:
         rows.append(("slots", ", ".join(f"{n} {state}" for state, n in sorted(records.slots.items()))))
-    best = max(records.evaluations, key=lambda one: one.reward_mean, default=None)
-    if best is not None:
-        said = f"version {best.version}: {best.reward_mean:.4f} +- {best.reward_standard_error:.4f}"
-        rows.append(("best held-out score", said))
+    by = records.evaluations[-1].best_by if records.evaluations else REWARD
+    if (best := best_of(records.evaluations, by)) is not None:
+        rows.append(("best on held-out prompts", f"version {best.version}: {best.score_by(by)}"))
     return table(("", ""), rows)
 
 
@@ -121,14 +122,18 @@ def _evaluations(records: Records) -> str:
     rows = (
         (
             one.version,
-            f"{one.reward_mean:.4f} +- {one.reward_standard_error:.4f}",
+            one.score_text,
+            ", ".join(f"{name} {mean:.4g}" for name, mean in one.metric_means.items()),
             f"{one.counted_prompts} of {one.prompts}",
-            f"{one.cut_ratio:.1%}",
-            moment(one.finished_at_s),
+            f"{one.answers} of {one.samplers}",
+            "-" if one.cut_ratio is None else f"{one.cut_ratio:.1%}",
+            "-" if one.tokens_mean is None else f"{one.tokens_mean:.1f}",
+            moment(one.finished_at_s) if one.finished_at_s else "under way",
         )
         for one in records.evaluations
     )
-    return table(("version", "reward", "prompts", "cut", "finished"), rows)
+    names = ("version", "reward", "graders measured", "prompts answered", "answers of samplers")
+    return table((*names, "cut", "tokens", "finished"), rows)
 
 
 def _groups(records: Records) -> str:

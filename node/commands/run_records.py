@@ -12,8 +12,8 @@ from typing import Any, Final
 from node.coordinator.ledger.ledger_check import read_evaluations, reading
 from node.coordinator.ledger.ledger_story import log_lines
 from node.errors import StartupError
+from node.evaluation import Evaluation
 from node.process.last_start import FILE_NAME as LAST_START
-from node.run import Evaluation
 
 CURVES: Final = (
     "reward_mean",
@@ -54,6 +54,7 @@ class Records:
     """Groups by sampler and verdict, as the ledger has them."""
     slots: dict[str, int] = field(default_factory=dict)
     evaluations: tuple[Evaluation, ...] = ()
+    """Oldest version first; the last may be under way."""
     settings: dict[str, object] = field(default_factory=dict)
     """Settings of both roles at their last starts, but for secrets."""
 
@@ -105,14 +106,17 @@ def _events(line: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _read_ledger(path: Path, records: Records, made_at_s: Mapping[int, float]) -> None:
-    records.evaluations = tuple(one for one in read_evaluations(path) if one.finished_at_s and one.has_score)
+    records.evaluations = read_evaluations(path)
     try:
         with reading(path) as connection:
             connection.execute("BEGIN")  # a snapshot: a coordinator may go on writing
             [(records.run_id,)] = connection.execute("SELECT run_id FROM run")
             for sampler_id, verdict, n in connection.execute("SELECT sampler_id, verdict, n FROM verdicts"):
                 records.verdicts.setdefault(sampler_id, {})[verdict] = n
-            records.slots = dict(connection.execute("SELECT state, count(*) FROM slots GROUP BY state"))
+            by_state = connection.execute(
+                "SELECT state, count(*) FROM slots WHERE kind = 'train' GROUP BY state"
+            )
+            records.slots = dict(by_state)
             announced = connection.execute("SELECT number, at_s FROM versions ORDER BY number")
             records.announcement_lag_s = [
                 (number, at_s - made_at_s[number]) for number, at_s in announced if number in made_at_s

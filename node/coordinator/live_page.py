@@ -15,7 +15,8 @@ from typing import Final
 
 from node.clock import moment
 from node.coordinator.run_status import RunReport
-from node.run import Evaluation, EvaluationStatus, PeerQuery, PeerStatus, Role, RunStatus, StepReport
+from node.evaluation import Evaluation, EvaluationStatus
+from node.run import PeerQuery, PeerStatus, Role, RunStatus, StepReport
 from node.svg_chart import STYLE as CHART_STYLE
 from node.svg_chart import Series, chart
 from node.web_page import table, text, web_page
@@ -139,14 +140,14 @@ def _curve(name: str, steps: Sequence[StepReport], of: Callable[[StepReport], fl
 
 def _evaluations(status: EvaluationStatus) -> str:
     found: dict[str, Evaluation | None] = {
-        "first": status.first, "best": status.best, "in doubt": status.doubted, "newest": status.newest,
+        "first": status.first, "best": status.best, "newest": status.newest, "under way": status.under_way,
     }  # fmt: skip
     rows = (
-        (which, one.version, one.score_text, one.counted_prompts)
+        (which, one.version, one.score_by(status.best_by), f"{one.counted_prompts} of {one.prompts}")
         for which, one in found.items()
         if one is not None
     )
-    return _table(("", "version", "reward", "prompts"), rows)
+    return _table(("", "version", "score", "prompts answered"), rows)
 
 
 def _row(peer: PeerStatus) -> tuple[object, ...]:

@@ -10,14 +10,15 @@ from typing import Any, Final
 from node import durable
 from node.coordinator.ledger.ledger_check import reading
 from node.coordinator.ledger.ledger_schema import OPEN_STATES
+from node.coordinator.work.slots import HELD_OUT_FROM, HELD_OUT_PLACES
 
 ROWS_AT_ONCE: Final = 16_384
 """Rows in memory, and in a row group of a file."""
 
 _QUERIES: Final[Mapping[str, tuple[str, str]]] = {
     "slots": (
-        "number int64, prompt_index int64, state string, granted int64, winner int64",
-        "SELECT number, prompt_index, state, granted, winner FROM slots ORDER BY number",
+        "number int64, kind string, prompt_index int64, state string, granted int64, winner int64",
+        "SELECT number, kind, prompt_index, state, granted, winner FROM slots ORDER BY number",
     ),
     "attempts": (
         "slot int64, attempt int64, sampler_id string, is_submitted bool, failure string",
@@ -37,6 +38,14 @@ _QUERIES: Final[Mapping[str, tuple[str, str]]] = {
         "SELECT slot, attempt, sampler_id, spooled_at_s, length(header) + length(columns) FROM groups "
         f"JOIN slots ON slot = number WHERE state IN ({OPEN_STATES}) ORDER BY slot",
     ),
+    "answers": (
+        "version int64, slot int64, sampler_id string, reward_mean double, cut_completions int64, "
+        "tokens int64, metrics string",
+        f"SELECT (number - {HELD_OUT_FROM}) / {HELD_OUT_PLACES}, number, json_extract(value, '$[1]'), "
+        "json_extract(answer, '$[0]'), json_extract(answer, '$[1]'), json_extract(answer, '$[2]'), "
+        "json_extract(answer, '$[3]') FROM slots, json_each(attempts) "
+        "WHERE state = 'evaluated' AND json_extract(value, '$[0]') = winner ORDER BY number",
+    ),
     "versions": (
         "number int64, root string, at_s double",
         "SELECT number, hex(root), at_s FROM versions ORDER BY number",
@@ -44,7 +53,7 @@ _QUERIES: Final[Mapping[str, tuple[str, str]]] = {
 }
 """Columns and query of each table that is not exported as it is."""
 
-_AS_THEY_ARE: Final = ("verdicts", "bad_prompts", "standings", "evaluations", "evaluation_scores")
+_AS_THEY_ARE: Final = ("verdicts", "bad_prompts", "standings", "evaluations")
 _TYPES: Final = {"INTEGER": "int64", "TEXT": "string", "REAL": "double", "BLOB": "binary"}
 
 

@@ -221,7 +221,7 @@ def test_a_database_of_another_run_and_one_that_is_not_there_are_startup_errors(
         Leadership(database.replace("/test", "/nowhere"), run_id="run", address="")
     execute(database, "UPDATE ledger_schema SET version = 99")
     one.close()
-    refused = pytest.raises(StartupError, match="schema 99, this software knows 2")
+    refused = pytest.raises(StartupError, match="schema 99, this software knows 3")
     with closing(Leadership(database, run_id="run", address="")) as again, refused:
         soon(again.try_to_lead)
 

@@ -63,7 +63,7 @@ def run_dir(tmp_path: Path) -> Path:
         ledger.execute("INSERT INTO versions VALUES (3, x'00', ?)", [1e9 + 5.5])
         ledger.execute(
             "INSERT INTO evaluations VALUES "
-            "(2, 0, 8, 1, 0.0, 16, 0.0, 1.0, 8, 0, 0.75, 0.1, 0.0, 9.0, '{}', '', 8, 1, '', '')"
+            "(2, 0, 8, 1, 0.0, 16, 0.0, 1.0, '', 'reward', 8, 8, 1, 0.75, 0.1, 0.0, 9.0, '')"
         )
     ledger.close()
     return tmp_path
@@ -80,7 +80,7 @@ def test_a_report_has_the_runs_curves_scores_verdicts_and_changes(run_dir: Path)
     for heading in ("Reward", "KL(behaviour", "Staleness", "Lag, seconds", "Held-out", "Groups by verdict"):
         assert heading in page
     assert "4 groups of 1 samplers, 400 completion tokens" in page
-    assert "version 2: 0.7500 +- 0.1000" in page
+    assert "version 2: 0.750 +- 0.100" in page
     assert "rollback to version 2" in page
     assert "learning_rate 1e-06 -&gt; 5e-07" in page
     assert "grpo" in page
