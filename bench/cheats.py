@@ -33,6 +33,7 @@ from deploy.runs.records import StepTail, read_ledger
 from deploy.runs.run_directory import COORDINATOR, LEARNER, RunDirectory, Section
 from deploy.runs.run_session import RunSession
 from node.coordinator.ledger.ledger_check import read_evaluations
+from node.coordinator.work.slots import HELD_OUT_PLACES, held_out_number
 from sampler.process_tree import cpu_seconds
 
 MOST_LOSS: Final = 0.02
@@ -242,9 +243,13 @@ def _last_reward(directory: RunDirectory) -> float:
 def _score(ledger: Path, *, but: Collection[str]) -> float:
     """Return the mean reward of the newest version evaluated to the end, without the answers of some."""
     finished = [one.version for one in read_evaluations(ledger) if one.finished_at_s]
-    query = "SELECT sampler_id, reward_mean FROM evaluation_scores WHERE version = ?"
+    first = held_out_number(max(finished, default=-1), 0)
+    query = (
+        "SELECT json_extract(value, '$[1]'), json_extract(answer, '$[0]') FROM slots, json_each(attempts) "
+        "WHERE number >= ? AND number < ? AND state = 'evaluated' AND json_extract(value, '$[0]') = winner"
+    )
     with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as connection:
-        rows = connection.execute(query, (max(finished, default=-1),)).fetchall()
+        rows = connection.execute(query, (first, first + HELD_OUT_PLACES)).fetchall()
     rewards = [reward_mean for name, reward_mean in rows if name not in but]
     return fmean(rewards) if rewards else float("nan")
 

@@ -25,8 +25,8 @@ from learner.training.model import load_policy
 from learner.training.training_state import TrainingState
 from learner.training.work_shares import ONE_RANK, Ranks
 from node.clock import SystemClock
+from node.evaluation import EvaluationNotice
 from node.rollout import RolloutGroup
-from node.run import EvaluationNotice
 
 EVERY_VERSIONS: Final = 20
 """Steps from a checkpoint to the next."""

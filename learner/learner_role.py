@@ -51,6 +51,7 @@ from node.clients.rollout_drain import RolloutDrain
 from node.clock import Clock
 from node.enrolment.move_notice import MovedCoordinator
 from node.errors import StartupError
+from node.evaluation import EvaluationNotice
 from node.identity.peer import Peer
 from node.page.run_sections import SHOWN_GROUPS, RunView, run_sections
 from node.page.samples_file import FILE_NAME, SamplesFile
@@ -60,7 +61,7 @@ from node.process.service import Service, StopsAfter
 from node.rollout import RolloutGroup
 from node.rpc.channel import Backoff, Purpose, dial
 from node.rpc.hub import Hub
-from node.run import EvaluationNotice, Role
+from node.run import Role
 from node.telemetry.metrics import snapshot
 from node.text_rules import TextRules
 from node.tokenizer import chat_template_digest, tokenizer_digest
@@ -335,7 +336,7 @@ def _publisher(
 
     def wanted() -> Wanted:
         told = membership.evaluations
-        worth = (state.best_version, told.best, told.doubted, told.under_way)
+        worth = (state.best_version, told.best, told.under_way)
         return Wanted([version for version in worth if version is not None], is_all=told.is_told)
 
     spacing = Spacing(config.keyframe_every_versions, most=config.keep_spaced_versions)

@@ -2,9 +2,10 @@
 
 import enum
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final
 
 from node import limits
+from node.evaluation import NO_EVALUATIONS, EvaluationStatus
 from node.failure import BadPrompt
 from node.policy import PolicyVersion
 from node.sampling_parameters import SamplingParameters
@@ -101,135 +102,6 @@ class StepRecord:
     staleness_versions: tuple[int, ...]
     restored_version: int | None = None
     """The version whose weights an operator's rollback restored; it consumed no group. None: a step."""
-
-
-REWARD: Final = "reward"
-"""The measure that versions are compared by unless ``evaluation.best_by`` names another."""
-
-EvaluationTerms: TypeAlias = tuple[int, int, int, float, int, str]
-"""See ``Evaluation.terms``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """How a version does on held-out prompts; fields as in membership.proto, and in the ledger."""
-
-    version: int
-    """The version that drew every token."""
-    first_prompt: int
-    """Index in the task; the others follow."""
-    prompts: int
-    completions: int
-    """Completions of each prompt."""
-    temperature: float
-    """0: the most likely token each time."""
-    max_new_tokens: int
-    started_at_s: float
-    finished_at_s: float = 0.0
-    """Unix seconds, as the start; 0: under way."""
-    counted_prompts: int = 0
-    """Answered by enough samplers; while it is under way, by any."""
-    dropped_prompts: int = 0
-    reward_mean: float = 0.0
-    """Over prompts, of the mean reward of their completions; without meaning where none counts."""
-    reward_standard_error: float = 0.0
-    """Between prompts; 0 where fewer than two count."""
-    cut_ratio: float = 0.0
-    """Share of completions that ended at the length limit."""
-    tokens_mean: float = 0.0
-    """Mean tokens of a completion."""
-    sampling: str = ""
-    """Everything else its scores depend on that was not at its default, as JSON; empty: nothing.
-
-    The task's name and the digest of its options are in it too: grader, answer and prompt are among them.
-    """
-    metrics: str = ""
-    """Means of grader metrics besides the reward, as a JSON object; empty: none."""
-    answers: int = 0
-    """Groups that count: each prompt is asked of more than one sampler, where there are more."""
-    samplers: int = 0
-    """Samplers whose groups count."""
-    left_out: str = ""
-    """Samplers whose groups do not count, because they differ from all others' one way; comma-separated."""
-    disputed_by: str = ""
-    """Samplers that differ from each other one way, and no third can say which is right; comma-separated.
-    Such an evaluation is never the best."""
-
-    @property
-    def terms(self) -> EvaluationTerms:
-        """Its prompts and how they are sampled and graded; scores are compared only where these are equal."""
-        return (
-            self.first_prompt,
-            self.prompts,
-            self.completions,
-            self.temperature,
-            self.max_new_tokens,
-            self.sampling,
-        )
-
-    @property
-    def waiting_prompts(self) -> int:
-        """Prompts that are neither counted nor dropped."""
-        return self.prompts - self.counted_prompts - self.dropped_prompts
-
-    @property
-    def has_score(self) -> bool:
-        """Whether anything counts in it; otherwise its means are 0 and say nothing."""
-        return self.counted_prompts > 0
-
-    @property
-    def score_text(self) -> str:
-        """The mean reward with its standard error, for people."""
-        if not self.has_score:
-            return "no score"
-        return f"{self.reward_mean:.3f} +- {self.reward_standard_error:.3f}"
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether more than half of its prompts count."""
-        return 2 * self.counted_prompts > self.prompts
-
-    @property
-    def is_sound(self) -> bool:
-        """Whether it may be the best."""
-        return self.is_measured and not self.disputed_by
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationStatus:
-    """The evaluations worth a look; first and best are among those with the terms of the newest."""
-
-    newest: Evaluation | None = None
-    """Finished, as ``first`` and ``best``."""
-    first: Evaluation | None = None
-    """With a score."""
-    best: Evaluation | None = None
-    """The highest ``best_by`` of those that are sound; of equals, the oldest."""
-    under_way: Evaluation | None = None
-    doubted: Evaluation | None = None
-    """One that scored higher than the best and is in doubt: a single sampler's word, given before two were
-    asked, or samplers that differ. The learner keeps both."""
-    best_by: str = REWARD
-    """The reward or a metric."""
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationNotice:
-    """Versions of which the learner keeps the masters, as a heartbeat's answer tells it."""
-
-    best: int | None = None
-    """As in ``EvaluationStatus``."""
-    doubted: int | None = None
-    """As in ``EvaluationStatus``."""
-    under_way: int | None = None
-    """Or due."""
-    announced: int = 0
-    """The newest announced version then, 0 before the first. An evaluation that has begun since is of this
-    version or a newer one, or of ``under_way`` or one soon after it."""
-    is_evaluated: bool = False
-    """Whether the run evaluates versions: then only an evaluation says which is the best."""
-    is_told: bool = False
-    """Whether a coordinator has told this, since the process began."""
 
 
 class SamplerStanding(enum.StrEnum):
@@ -369,7 +241,7 @@ class RunStatus:
     bad_prompts: tuple[BadPrompt, ...] = ()
     """The newest prompts that were abandoned and have not been answered since."""
     bad_prompts_total: int = 0
-    evaluation: EvaluationStatus = EvaluationStatus()
+    evaluation: EvaluationStatus = NO_EVALUATIONS
     max_staleness_versions: int = 0
     teaching: Teaching | None = None
     batch_groups: int = 0

@@ -369,10 +369,6 @@ TRUST_REWARDS: Final = (
     Panel("Groups of newcomers that wait", "Held back because samplers with hardly a checked reward fill "
           "their part of the batches.",
           {"groups": "heterorl_coordinator_newcomers_waiting_groups"}),
-    Panel("Held-out answers", "Samplers whose answers differ from all others', and evaluations that no "
-          "third sampler could settle, since the coordinator started.",
-          {"odd samplers": "heterorl_coordinator_evaluation_odd_samplers_total",
-           "disputes": "heterorl_coordinator_evaluation_disputes_total"}),
 )  # fmt: skip
 
 TRUST_LOGPROBS_AND_PROMPTS: Final = (

@@ -95,7 +95,9 @@ def main() -> int:
             directory.root / "plot.png",
             title=f"{outcome.run_id}: reward {first:.2f} to {last:.2f} in {outcome.elapsed_s / 60:.0f} min",
             samplers=tuple(plan.samplers),
-            scores=[(one.version, one.reward_mean) for one in outcome.evaluations],
+            scores=[
+                (one.version, score) for one in outcome.evaluations if (score := one.reward_mean) is not None
+            ],
         )
     console.print(render(outcome))
     if outcome.is_success:

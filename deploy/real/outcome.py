@@ -17,7 +17,7 @@ from deploy.runs.promises import (
     staleness_of,
 )
 from deploy.runs.records import LedgerRecord, Step
-from node.run import Evaluation
+from node.evaluation import REWARD, Evaluation, best_of, comparable
 
 SHOWN_DIFFERENCES: Final = 2
 """Share of equal greedy texts."""
@@ -78,14 +78,15 @@ class Outcome:
 
     def _held_out_rose(self) -> Check:
         promise = f"the reward on held-out prompts rises by {self.plan.gain:g}"
-        if not self.evaluations:
-            return Check(promise, False, "no evaluation was finished")
-        base, best = self.evaluations[0], max(self.evaluations, key=lambda one: one.reward_mean)
+        best = best_of(self.evaluations, REWARD)
+        if best is None or best.reward_mean is None:
+            return Check(promise, False, "no version has a score")
+        base = comparable(self.evaluations)[0]
         return Check(
             promise,
-            base.version == 0 and best.reward_mean - base.reward_mean >= self.plan.gain,
-            f"{base.reward_mean:.3f} (version {base.version}) to {best.reward_mean:.3f} (version "
-            f"{best.version}) on {best.counted_prompts} prompts, most likely token each time; "
+            base.version == 0 and best.reward_mean - (base.reward_mean or 0.0) >= self.plan.gain,
+            f"{base.score_text} (version {base.version}) to {best.score_text} (version {best.version}) on "
+            f"{best.counted_prompts} prompts, most likely token each time; "
             f"{len(self.evaluations)} evaluations",
         )
 

@@ -26,7 +26,7 @@ from deploy.runs.run_session import RunSession
 from learner.export import best_in
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.ledger.ledger_check import read_evaluations
-from node.run import Evaluation
+from node.evaluation import Evaluation
 
 POLL_S: Final = 1.0
 LINE_EVERY_S: Final = 20.0
@@ -111,7 +111,7 @@ async def _train(
     await session.end_learner()
     seen = await observer.observe()
     exit_codes = await session.drain()
-    evaluations = [one for one in read_evaluations(directory.ledger) if one.finished_at_s and one.has_score]
+    evaluations = [one for one in read_evaluations(directory.ledger) if one.has_score]
     export = None
     if seen.steps and evaluations:
         view.say("exports the best version and asks it the held-out prompts")

@@ -34,8 +34,9 @@ from learner.training.order_taker import OrderTaker
 from learner.training.training_state import StepTaken, TrainingError, TrainingState
 from node.clients.rollout_drain import RolloutDrain
 from node.errors import StartupError
+from node.evaluation import EvaluationNotice
 from node.rollout import RolloutGroup
-from node.run import EvaluationNotice, RunSettings
+from node.run import RunSettings
 from node.telemetry.lag import believed_lag_s
 from node.verdict import GroupVerdict, Verdict
 from node.waits import drop, run_until
@@ -201,7 +202,7 @@ class TrainingLoop:
                         await self._coordinator.next_answer()
         except TimeoutError:
             logger.warning(
-                "an evaluation has not ended; `heterorl-node evaluations` shows it",
+                "an evaluation has not ended; `heterorl-node status` shows it",
                 extra={
                     "version": self._coordinator.evaluations.under_way,
                     "waited_s": LAST_EVALUATION_LIMIT_S,

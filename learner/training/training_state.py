@@ -38,9 +38,10 @@ from learner.training.train_step import StepOutcome
 from learner.training.trainer import Trainer
 from node.clock import Clock
 from node.errors import HeteroRLError
+from node.evaluation import EvaluationNotice
 from node.policy import PolicyVersion
 from node.rollout import RolloutGroup
-from node.run import EvaluationNotice, StepRecord
+from node.run import StepRecord
 from node.wire.rollouts import group_to_wire
 
 logger = logging.getLogger(__name__)
@@ -326,7 +327,7 @@ class TrainingState:
         """
         # A rollback's checkpoint says where the journal goes on: nothing may come between.
         if not self._is_rolling_back and self.has_news_of_best(evaluated):
-            self._best = _evaluated_best(evaluated)
+            self._best = self._evaluated_best(evaluated)
             self._write(NewsEntry(None, self._best))
 
     def checkpoint_due(self) -> Due:
@@ -418,17 +419,21 @@ class TrainingState:
 
     def has_news_of_best(self, evaluated: EvaluationNotice) -> bool:
         """Whether evaluations say that another version is the best than is written down."""
-        return evaluated.is_evaluated and self.progress.best != _evaluated_best(evaluated)
+        return evaluated.is_evaluated and self.progress.best != self._evaluated_best(evaluated)
 
     def _best_of(self, reward_mean: float, evaluated: EvaluationNotice) -> BestVersion | None:
         """Return the best version once a batch had this reward."""
         if evaluated.is_evaluated:
-            return _evaluated_best(evaluated)
+            return self._evaluated_best(evaluated)
         known, mean = self.progress.best, self._window_mean((*self.progress.recent_rewards, reward_mean))
         if mean is None or (known is not None and not known.is_beaten_by(mean)):
             return known
         published = self._published()
         return BestVersion(0 if published is None else published.number, mean)
+
+    def _evaluated_best(self, evaluated: EvaluationNotice) -> BestVersion | None:
+        """Return the best version that was told; where none has a score, the one that is known."""
+        return self.progress.best if evaluated.best is None else BestVersion(evaluated.best)
 
     def _window_mean(self, rewards: tuple[float, ...]) -> float | None:
         window = rewards[-self.config.stop_window_versions :]
@@ -452,10 +457,6 @@ class TrainingState:
                 self.progress.changed_by(self._recorded_settings) if outcome.is_applied else {}
             ),
         )
-
-
-def _evaluated_best(evaluated: EvaluationNotice) -> BestVersion | None:
-    return None if evaluated.best is None else BestVersion(evaluated.best)
 
 
 def token_ages(group: RolloutGroup, *, version: int) -> tuple[tuple[int, float], ...]:

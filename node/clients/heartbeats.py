@@ -15,10 +15,11 @@ import grpc.aio
 
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc
 from node.clock import Clock
+from node.evaluation import EvaluationNotice
 from node.identity.revocation import Revocations
 from node.policy import BaseModel, PolicyVersion
 from node.rpc.channel import ConnectionLost, classified
-from node.run import EvaluationNotice, StepReport, Teaching
+from node.run import StepReport, Teaching
 from node.telemetry.lag import ClockSample, best_sample, clock_sample
 from node.telemetry.metric_layout import shape_of, values_of
 from node.telemetry.metrics import MetricFamily
@@ -178,7 +179,6 @@ class Heartbeats:
         self.longest_lag_versions = max(0, answer.longest_lag_versions)
         self.evaluations = EvaluationNotice(
             best=answer.best_version if answer.HasField("best_version") else None,
-            doubted=answer.doubted_version if answer.HasField("doubted_version") else None,
             under_way=answer.evaluating_version if answer.HasField("evaluating_version") else None,
             announced=answer.head.number,
             is_evaluated=answer.is_evaluated,

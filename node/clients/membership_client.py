@@ -21,6 +21,7 @@ from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc
 from node.clients.heartbeats import Heartbeats, Notices, PeerReports
 from node.clock import Clock, moment
 from node.errors import Reason, Recovery, RefusedError
+from node.evaluation import EvaluationNotice
 from node.identity.identity_store import Identity
 from node.identity.own_identity import OwnIdentity
 from node.policy import PolicyVersion
@@ -28,7 +29,7 @@ from node.protocol import OURS, UNNUMBERED, check_common
 from node.rpc.channel import Backoff, ConnectionLost, call
 from node.rpc.clock_comparison import compare_clocks
 from node.rpc.hub import Hub
-from node.run import EvaluationNotice, Role, RunSettings
+from node.run import Role, RunSettings
 from node.waits import run_until
 from node.wire.mapping import from_wire, optional_to_wire, to_wire
 from node.wire.members import spoken_from_wire

@@ -51,7 +51,6 @@ COMMANDS: Final = {
         "say which layer fails here, from DNS to the GPU, and the fix",
     ),
     "why-stalled": ("node.commands.why_stalled_command", "say who waits for whom, and what to do about it"),
-    "evaluations": ("node.commands.evaluations_command", "show how versions do on held-out prompts"),
     "plan": (
         "learner.plan_command",
         "show which layouts of a learner's ranks fit, how fast, how far samplers lag",

@@ -14,6 +14,7 @@ from node.clock import moment
 from node.coordinator.ledger.ledger_check import no_ledger, read_evaluations, reading
 from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.errors import COMMAND_LINE, ConfigError, StartupError
+from node.evaluation import REWARD, best_of
 from node.exit_code import ExitCode
 from node.identity.files import cannot_make
 from node.page.html import rendered
@@ -116,8 +117,8 @@ def _with_learner(view: RunView, directory: Path, *, has_samples: bool) -> RunVi
 
 def _with_ledger(view: RunView, path: Path) -> tuple[RunView, str]:
     """Return the view with what the ledger has, and the run's id."""
-    evaluations = [one for one in read_evaluations(path) if one.finished_at_s and one.has_score]
-    best = max((one for one in evaluations if one.is_sound), key=lambda one: one.reward_mean, default=None)
+    evaluations = read_evaluations(path)
+    best = best_of(evaluations, evaluations[-1].best_by if evaluations else REWARD)
     verdicts: dict[str, dict[str, int]] = {}
     try:
         with reading(path) as connection:
@@ -125,7 +126,9 @@ def _with_ledger(view: RunView, path: Path) -> tuple[RunView, str]:
             [(run_id,)] = connection.execute("SELECT run_id FROM run")
             for sampler_id, verdict, n in connection.execute("SELECT sampler_id, verdict, n FROM verdicts"):
                 verdicts.setdefault(sampler_id, {})[verdict] = n
-            slots = dict(connection.execute("SELECT state, count(*) FROM slots GROUP BY state"))
+            slots = dict(
+                connection.execute("SELECT state, count(*) FROM slots WHERE kind = 'train' GROUP BY state")
+            )
             announced = dict(connection.execute("SELECT number, at_s FROM versions ORDER BY number"))
     except (sqlite3.Error, ValueError) as error:
         raise StartupError(

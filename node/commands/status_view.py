@@ -1,6 +1,5 @@
 """The view of ``heterorl-node status``: a headline, lines on the run, what is unusual, rows of peers."""
 
-import json
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -8,11 +7,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from node.commands.terminal import printable, table
+from node.evaluation import COVERAGE_PERCENT, REWARD, Evaluation, EvaluationStatus
 from node.policy import PolicyVersion
 from node.run import (
-    REWARD,
-    Evaluation,
-    EvaluationStatus,
     PeerStatus,
     Role,
     RunStatus,
@@ -238,26 +235,8 @@ def _evaluations(status: EvaluationStatus, exportable_best: int | None) -> Itera
     """Yield a line on the newest evaluation, on the best and on the one under way."""
     newest, first, under_way = status.newest, status.first, status.under_way
     if newest is not None:
-        since = ""
-        if first is not None and newest.has_score and first.version != newest.version:
-            since = f" ({newest.reward_mean - first.reward_mean:+.3f} since version {first.version})"
-        yield (
-            f"version {newest.version}: reward {newest.score_text}{since}, {newest.tokens_mean:.0f} tokens, "
-            f"{newest.cut_ratio:.0%} cut, {newest.counted_prompts} of {newest.prompts} prompts, "
-            f"{_answers(newest)}"
-            if newest.has_score
-            else f"version {newest.version} has no score: none of its {newest.prompts} prompts counts"
-        )
-        if left_out := newest.left_out:
-            yield f"without {left_out}: differs from all other samplers one way; see whether to revoke it"
-        if newest.disputed_by:
-            yield (
-                f"{newest.disputed_by} differ one way and no third can say which is right: "
-                f"version {newest.version} cannot be the best"
-            )
+        yield _newest(newest, first)
         yield _best(status, exportable_best)
-    if (doubted := status.doubted) is not None:
-        yield _doubted(doubted, status.best_by)
     if under_way is not None:
         yield (
             f"version {under_way.version} under way: {under_way.counted_prompts} of {under_way.prompts} "
@@ -265,27 +244,33 @@ def _evaluations(status: EvaluationStatus, exportable_best: int | None) -> Itera
         )
 
 
+def _newest(newest: Evaluation, first: Evaluation | None) -> str:
+    answered = f"{newest.counted_prompts} of {newest.prompts} prompts, {_answers(newest)}"
+    if newest.reward_mean is None:
+        return f"version {newest.version} has no score: {answered}; {COVERAGE_PERCENT} % have to be answered"
+    since = ""
+    if first is not None and first.reward_mean is not None and first.version != newest.version:
+        since = f" ({newest.reward_mean - first.reward_mean:+.3f} since version {first.version})"
+    return (
+        f"version {newest.version}: reward {newest.score_text}{since}, {newest.tokens_mean:.0f} tokens, "
+        f"{newest.cut_ratio:.0%} cut, {answered}"
+    )
+
+
 def _best(status: EvaluationStatus, exportable_best: int | None) -> str:
     """Say which version is the best, and whether ``export --best`` would take it now."""
     best, by = status.best, status.best_by
+    if best is None and status.first is None:
+        return "no version is the best yet: none has a score"
     if best is None:
-        measured = ", ".join(["reward", *json.loads(status.newest.metrics or "{}")]) if status.newest else ""
-        return (
-            f"no version is the best yet: more than half of its prompts must count, with {by} measured "
-            f"(measured are {measured})"
-        )
-    value = "" if by == REWARD else f"{by} {json.loads(best.metrics)[by]:.3f}, "
+        scored = status.newest if status.newest is not None and status.newest.has_score else status.first
+        measured = ", ".join(["reward", *(scored.metric_means if scored else ())])
+        return f"no version is the best yet: evaluation.best_by = {by!r}, and measured are {measured}"
     how = "the base model" if best.version == 0 else "`export --best` takes it"
     if exportable_best != best.version:
         how = "the learner has not written that down yet"
-    return f"best is version {best.version}: {value}reward {best.score_text}; {how}"
-
-
-def _doubted(doubted: Evaluation, by: str) -> str:
-    why = f"{doubted.disputed_by} differ" if doubted.disputed_by else "by the word of one sampler alone"
-    value = "" if by == REWARD else f"{by} {json.loads(doubted.metrics)[by]:.3f}, "
-    kept = "" if doubted.version == 0 else f"; it is kept, `export --version {doubted.version}` takes it"
-    return f"version {doubted.version} scored more, {value}reward {doubted.score_text}: {why}{kept}"
+    score = best.score_by(by)
+    return f"best is version {best.version}: {score if by != REWARD else f'reward {score}'}; {how}"
 
 
 def _answers(evaluation: Evaluation) -> str:

@@ -19,11 +19,11 @@ from node.coordinator.data_check import DataFindings, DataUse, check_data
 from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.coordinator.work.accounts import RunTerms
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
+from node.coordinator.work.evaluation_settings import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.group_check import Work
 from node.errors import ConfigError
+from node.evaluation import REWARD
 from node.extras import NeededPackage
-from node.run import REWARD
 from node.sampling_parameters import SamplingParameters
 from node.task_options import TaskOptions, checked_options, options_json, options_model
 
@@ -44,19 +44,16 @@ class EvaluationConfig(BaseModel):
     evaluation that lasts longer than that is finished first. Rarer costs less sampling."""
     prompts: int = Field(ge=1, le=4096)
     """How many prompts: the first of ``data.evaluation_rows`` or, without data, the task's last ones, which
-    are then never trained on. Four times as many halve the error of the score. After a change in mid-run
-    earlier scores are not compared with later ones; without data it reorders the training prompts that
-    follow."""
+    are then never trained on. Each costs a group, or two where no verifier checks the answers. A version of
+    which less than 90 % are answered has no score. Four times as many halve the error. After a change in
+    mid-run earlier scores are not compared with later ones; without data it reorders the training prompts
+    that follow."""
     completions: int = Field(default=1, ge=1, le=limits.GROUP_COMPLETIONS)
     """Per prompt. More make the score steadier where sampling is random."""
     temperature: float = Field(default=0.0, ge=0, le=limits.LARGEST_TEMPERATURE)
     """Softmax temperature, at least 0.01; 0 takes the most likely token each time."""
     max_new_tokens: int | None = Field(default=None, ge=1, le=1 << 20)
     """Length at which a completion is cut; unset: the run's."""
-    answers: int = Field(default=2, ge=1, le=5)
-    """Samplers that are asked each prompt, where there are as many: an evaluation costs prompts x answers
-    groups. With 1 any single sampler can forge a score; a run of one sampler evaluates with its answers
-    alone, and the record says so."""
     best_by: str = Field(default=REWARD, pattern=f"^{limits.METRIC_NAME_PATTERN}$")
     """The metric that picks the best version: "reward", or one that the grader returns, such as one that a
     hacked reward does not move. An evaluation without that metric is never the best; `heterorl-node status`

@@ -15,9 +15,10 @@ from node.coordinator.fleet.survey import NOTHING_SEEN, FleetSurvey
 from node.coordinator.ledger.backup_record import BackupRecord
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.capacity import capacities
+from node.evaluation import Evaluation, EvaluationStatus
 from node.failure import FAULTS, Failure
 from node.rollout import RewardCheck
-from node.run import MEMBER_ROLES, Evaluation, EvaluationStatus, SamplerStanding
+from node.run import MEMBER_ROLES, SamplerStanding
 from node.telemetry.fleet_totals import add_summary
 from node.telemetry.metric_factory import MetricFactory
 from node.verdict import Verdict
@@ -157,15 +158,6 @@ class CoordinatorMetrics:
         self.evaluation_groups = new.counter(
             "evaluation_groups", "Groups of held-out prompts submitted; spooled ones count.", "verdict"
         )
-        self.evaluation_odd_samplers = new.counter(
-            "evaluation_odd_samplers",
-            "Times a sampler's answers to held-out prompts were left out of an evaluation, because they "
-            "differ from all other samplers' one way.",
-        )
-        self.evaluation_disputes = new.counter(
-            "evaluation_disputes",
-            "Evaluations in which samplers differ one way, and no third could say which is right.",
-        )
         self.verifiers = new.gauge(
             "verifiers", "Verifiers that check rewards; without one rewards are believed."
         )
@@ -240,19 +232,16 @@ _EVALUATION_GAUGES: Final[tuple[_Gauge, ...]] = (
     ("best_version", "The version that did best on held-out prompts.", attrgetter("best"), "version"),
     (
         "waiting_prompts",
-        "Held-out prompts that no sampler has answered in the evaluation under way.",
+        "Held-out prompts without an answer that counts in the evaluation under way.",
         attrgetter("under_way"),
         "waiting_prompts",
     ),
 )
 """Name, text, whose number it is, and which."""
 
-_OF_ANSWERS: Final = frozenset({"reward_mean", "reward_standard_error", "cut_ratio", "tokens_mean"})
-"""Absent where nothing was answered."""
-
 
 class _EvaluationCollector(Collector):
-    """The evaluations as metrics, none of which are there before the first."""
+    """The evaluations as metrics: none before the first, and none of a score where there is no score."""
 
     def __init__(self) -> None:
         self.status = EvaluationStatus()
@@ -261,9 +250,8 @@ class _EvaluationCollector(Collector):
         status = self.status
         for name, text, evaluation_of, field in _EVALUATION_GAUGES:
             gauge = GaugeMetricFamily(f"heterorl_coordinator_evaluation_{name}", text)
-            evaluation = evaluation_of(status)
-            if evaluation is not None and (evaluation.has_score or field not in _OF_ANSWERS):
-                gauge.add_metric([], getattr(evaluation, field))
+            if (value := getattr(evaluation_of(status), field, None)) is not None:
+                gauge.add_metric([], value)
             yield gauge
 
 

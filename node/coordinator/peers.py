@@ -65,9 +65,7 @@ class HeartbeatAnswer:
     longest_lag_versions: int = 0
     """The furthest any sampler is behind; this and the following fields are for learners only."""
     best_version: int | None = None
-    """On held-out prompts; None: no version was evaluated."""
-    doubted_version: int | None = None
-    """It scored higher, and is in doubt."""
+    """On held-out prompts; None: no version has a score."""
     evaluating_version: int | None = None
     is_evaluated: bool = False
 
@@ -202,14 +200,12 @@ class Peers:
         )
         if peer.role is not Role.LEARNER:
             return answer
-        evaluated = self.accounts.evaluations.status
-        best, doubted = evaluated.best, evaluated.doubted
+        best = self.accounts.evaluations.status.best
         head = 0 if self.head is None else self.head.number
         return replace(
             answer,
             longest_lag_versions=self._longest_lag(),
             best_version=None if best is None else best.version,
-            doubted_version=None if doubted is None else doubted.version,
             evaluating_version=self.accounts.evaluations.awaited_version(head),
             is_evaluated=self.accounts.evaluations.is_configured,
         )

@@ -161,8 +161,6 @@ class RewardChecking:
 
     async def _read(self, held: Held) -> EncodedGroup | None:
         """Return the group to be checked; None where it is not there any more."""
-        if held.answer is not None:
-            return held.answer
         slot = self._accounts.slots.open_slots.get(held.slot)
         if slot is None:
             return await self._transactions.read_kept(held.slot, held.group_id)

@@ -232,7 +232,6 @@ class RunMembers:
             next_heartbeat_s=answer.next_heartbeat_s,
             longest_lag_versions=answer.longest_lag_versions,
             best_version=answer.best_version,
-            doubted_version=answer.doubted_version,
             evaluating_version=answer.evaluating_version,
             is_evaluated=answer.is_evaluated,
             revocations=self._revocations_for(peer, request.revocations_digest),

@@ -12,7 +12,7 @@ from node.coordinator.drain_stream import DrainStream
 from node.coordinator.peer_requests import PeerRequests
 from node.coordinator.reward_checking import RewardChecking, Verifier
 from node.coordinator.spool import Quarantines, Spool
-from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
+from node.coordinator.work.slots import is_held_out
 from node.coordinator.work.step_history import Hello
 from node.coordinator.work.verifier_places import GRADING_LIMIT_S
 from node.errors import Reason, RefusedError
@@ -188,9 +188,7 @@ def _read(group: EncodedGroup) -> GroupHeader | RolloutGroup | RefusedError:
     """Read the header of a group for training, and all of one for evaluation, which goes no further."""
     read: GroupHeader | RolloutGroup
     try:
-        read = (
-            group_from_wire(group) if is_evaluation_lease(group.group_id) else header_from_wire(group.header)
-        )
+        read = group_from_wire(group) if is_held_out(group.group_id) else header_from_wire(group.header)
     except RefusedError as refused:
         return refused
     if read.group_id != group.group_id:

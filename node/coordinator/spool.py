@@ -19,9 +19,9 @@ from node.coordinator.transactions import Decide, Transactions
 from node.coordinator.work import decisions, step_history, trust, verdicts
 from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.decisions import Decision
-from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.sampler_standing import Standing
+from node.coordinator.work.slots import is_held_out
 from node.coordinator.work.step_history import Hello, Outcome
 from node.coordinator.work.trust import NOTHING_UNDONE
 from node.coordinator.work.verdicts import Judged, Submitted
@@ -82,7 +82,7 @@ class Spool:
         self.clock = self._clock = clock
         self._drain: DrainStream | None = None
         self.has_spooled: Callable[[], None] = lambda: None
-        """Called when a group for training was spooled."""
+        """Called when a group was spooled: a verifier may be waiting for it."""
         transactions.went_back = self._end_drain
         for verdict, n in self._accounts.verdicts().items():
             metrics.groups.labels(verdict).inc(n)
@@ -217,12 +217,13 @@ class Spool:
             )
 
         submitted = await self._settle(decide, caller=sampler_id)
-        is_for_training = not is_evaluation_lease(encoded.group_id)
+        is_for_training = not is_held_out(encoded.group_id)
         groups = self._metrics.groups if is_for_training else self._metrics.evaluation_groups
         groups.labels(submitted.verdict).inc()
-        if submitted.verdict is Verdict.SPOOLED and is_for_training and isinstance(group, GroupTerms):
-            self._observe_lags(sampler_id, group)
-            self.wake_drain()
+        if submitted.verdict is Verdict.SPOOLED and isinstance(group, GroupTerms):
+            if is_for_training:
+                self._observe_lags(sampler_id, group)
+                self.wake_drain()
             self.has_spooled()
         elif submitted.verdict not in (Verdict.SPOOLED, Verdict.DUPLICATE):
             logger.warning(
@@ -238,8 +239,8 @@ class Spool:
             self._metrics.misgraded_groups.labels("grader code").inc()
 
     async def evaluate(self, head: PolicyVersion | None) -> None:
-        """End the evaluation that is over, and plan the next; ``head`` is the newest announced version."""
-        await self._settle(lambda now: decisions.evaluation_ends(self._accounts, now=now))
+        """Count answers, end an evaluation that is over, plan the next; ``head``: the newest version."""
+        await self._settle(lambda now: decisions.evaluation_turn(self._accounts, now=now))
         self._accounts.evaluations.plan(0 if head is None else head.number)
 
     async def admit_learner(self, learner: Learner) -> None:

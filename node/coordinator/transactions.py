@@ -31,8 +31,7 @@ from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.batch import Batch
 from node.coordinator.work.decisions import Answer, Decision
-from node.coordinator.work.evaluation.evaluations import EvaluationChange
-from node.coordinator.work.slots import Slot, SlotState, group_id, slot_and_attempt
+from node.coordinator.work.slots import Slot, SlotKind, SlotState, group_id, slot_and_attempt
 from node.coordinator.work.turns import Turns
 from node.errors import Reason, RefusedError
 from node.process.abandoned_threads import abandon
@@ -318,8 +317,9 @@ class Transactions:
         for transaction in transactions:
             self._keep_fresh(transaction)
             self._note_abandoned(transaction)
-            if transaction.evaluation is not None:
-                self._note_evaluation(transaction.evaluation)
+            for evaluation in transaction.evaluations:
+                what = "version evaluated" if evaluation.finished_at_s else "evaluation begins"
+                logger.info(what, extra=asdict(evaluation))
         return None
 
     async def _go_back(self) -> None:
@@ -380,34 +380,18 @@ class Transactions:
     def _note_abandoned(self, transaction: Transaction) -> None:
         bad = {entry.slot: entry for entry in transaction.prompts.bad}
         for slot in transaction.slots:
-            if slot.state is SlotState.ABANDONED and (reason := slot.last_failure) is not None:
+            if slot.state is not SlotState.ABANDONED or (reason := slot.last_failure) is None:
+                continue
+            if slot.kind is SlotKind.HELD_OUT:
+                about = {"prompt_index": slot.prompt_index, "slot": slot.number, "reason": reason}
+                logger.warning("held-out prompt not answered", extra=about)
+            else:
                 self._metrics.abandoned_prompts.labels(reason).inc()
                 about = asdict(bad[slot.number]) if slot.number in bad else {}
                 logger.warning(
                     "prompt abandoned",
                     extra={"prompt_index": slot.prompt_index, "slot": slot.number, "reason": reason, **about},
                 )
-
-    def _note_evaluation(self, change: EvaluationChange) -> None:
-        evaluation = change.evaluation
-        for record in change.recomputed:
-            logger.warning(
-                "evaluation worked out again without revoked samplers",
-                extra={"version": record.version, "reward_mean": record.reward_mean},
-            )
-        if evaluation is None:
-            return
-        version = {"version": evaluation.version}
-        for slot in change.slots:
-            if slot.state is SlotState.ABANDONED:
-                about = {"prompt_index": slot.prompt_index, "reason": slot.last_failure, **version}
-                logger.warning("held-out prompt not answered", extra=about)
-        if evaluation.finished_at_s:
-            is_odd = evaluation.left_out or evaluation.disputed_by
-            level = logging.WARNING if is_odd else logging.INFO
-            logger.log(level, "version evaluated", extra=asdict(evaluation))
-            self._metrics.evaluation_odd_samplers.inc(len(change.odd_samplers))
-            self._metrics.evaluation_disputes.inc(bool(evaluation.disputed_by))
 
 
 def _log_failure(unheard: "asyncio.Future[Any]") -> None:

@@ -11,10 +11,11 @@ from math import fsum
 from typing import Final
 
 from node.clock import moment
+from node.evaluation import Evaluation, EvaluationStatus
 from node.page.samples_file import CompletionSample, GroupSample
 from node.page.section import Block, Curve, Grid, Items, Points, Quotation, Section, Series, Tone
 from node.page.step_curves import StepCurves
-from node.run import Evaluation, EvaluationStatus, PeerStatus, Role, RunStatus
+from node.run import PeerStatus, Role, RunStatus
 from node.verdict import Verdict
 from node.wording import duration
 
@@ -133,7 +134,8 @@ def _first_and_last(points: Points) -> str:
 def _curves(view: RunView, steps: StepCurves) -> Iterator[Curve]:
     """Yield the curves that have points."""
     rewards = steps.curves.get("reward_mean", [])
-    scores = [(float(one.version), one.reward_mean) for one in view.evaluations or () if one.has_score]
+    rewards_held_out = ((one.version, one.reward_mean) for one in view.evaluations or ())
+    scores = [(float(version), reward) for version, reward in rewards_held_out if reward is not None]
     lag = [
         (float(version), at_s - steps.made_at_s[version])
         for version, at_s in view.announced_at_s.items()
@@ -189,7 +191,9 @@ def running_mean(points: Points, *, of: int) -> Points:
 
 
 def _worth_a_look(status: EvaluationStatus) -> dict[str, Evaluation]:
-    found = {"first": status.first, "best": status.best, "in doubt": status.doubted, "newest": status.newest}
+    found = {
+        "first": status.first, "best": status.best, "newest": status.newest, "under way": status.under_way,
+    }  # fmt: skip
     return {word: one for word, one in found.items() if one is not None}
 
 
@@ -202,14 +206,18 @@ def _held_out(evaluations: Sequence[Evaluation], remarks: Mapping[int, str]) -> 
         (
             one.version,
             one.score_text,
+            ", ".join(f"{name} {mean:.4g}" for name, mean in one.metric_means.items()),
             f"{one.counted_prompts} of {one.prompts}",
-            f"{one.cut_ratio:.1%}",
-            moment(one.finished_at_s),
+            f"{one.answers} of {one.samplers}",
+            "-" if one.cut_ratio is None else f"{one.cut_ratio:.1%}",
+            "-" if one.tokens_mean is None else f"{one.tokens_mean:.1f}",
+            moment(one.finished_at_s) if one.finished_at_s else "under way",
             remarks.get(one.version, ""),
         )
         for one in evaluations
     )
-    names = ("version", "reward", "prompts", "cut", "finished", "")
+    told = ("version", "reward", "graders measured", "prompts answered", "answers of samplers")
+    names = (*told, "cut", "tokens", "finished", "")
     return Section("Held-out prompts", (Grid(names, rows) if rows else _NONE_YET,))
 
 

@@ -24,14 +24,21 @@ from node.coordinator.ledger.ledger_copies import SLOTS_PER_SECOND, back_up, res
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work.accounts import Transaction
-from node.coordinator.work.evaluation.evaluations import EvaluationChange
-from node.coordinator.work.evaluation.scores import PromptScore
-from node.coordinator.work.slots import Attempt, Slot, SlotState
+from node.coordinator.work.evaluations import EvaluationBalance
+from node.coordinator.work.slots import (
+    Attempt,
+    HeldOutAnswer,
+    Slot,
+    SlotKind,
+    SlotState,
+    held_out_number,
+)
 from node.coordinator.work.step_history import Hello
 from node.errors import Reason, StartupError
-from node.run import Evaluation, StepRecord
+from node.evaluation import Evaluation
+from node.run import StepRecord
 from support.coordinator import NOW_S, Desk
-from support.ledgers import as_released, open_desk
+from support.ledgers import as_0_3, as_released, open_desk
 
 ROOT = Path(__file__).parents[2]
 
@@ -256,45 +263,80 @@ def test_what_is_no_ledger_is_not_taken_for_one(tmp_path: Path) -> None:
     assert main(["ledger", "check", str(tmp_path / "nowhere")]) == 3
 
 
-def begin_evaluation(ledger: Path) -> EvaluationChange:
+ANSWER = HeldOutAnswer(0.5, 0, 4, {"words": 2.5})
+
+
+def begin_evaluation(ledger: Path) -> Transaction:
     """Write one finished evaluation, and one under way with an answer."""
-    metrics = '{"words": 2.5}'
-    done = Evaluation(0, 48, 2, 1, 0.0, 8, NOW_S, NOW_S + 9, 2, 0, 0.5, 0.1, 0.0, 4.0, answers=2, samplers=1)
-    slots = (
-        Slot(0, 48, SlotState.EVALUATED, (Attempt(1, "s1", is_submitted=True),), 1, 1),
-        Slot(1, 49, SlotState.LEASED, (Attempt(1, "s2"),), 1),
+    done = Evaluation(0, 48, 2, 1, 0.0, 8, NOW_S, NOW_S + 9, counted_prompts=2, answers=2, reward_mean=0.5)
+    submitted = (Attempt(1, "s1", is_submitted=True),)
+    under_way = Transaction(
+        slots=(
+            Slot(held_out_number(10, 0), 48, SlotState.EVALUATED, submitted, 1, 1, ANSWER),
+            Slot(held_out_number(10, 1), 49, SlotState.LEASED, (Attempt(1, "s2"),), 1),
+        ),
+        evaluations=(replace(done, version=10, finished_at_s=0.0, reward_mean=None),),
     )
-    under_way = replace(done, version=10, finished_at_s=0.0, counted_prompts=1, answers=1)
-    change = EvaluationChange(under_way, slots, PromptScore(0, "s1", 0.5, 0, 4, metrics))
     with closing(Ledger.open(ledger, run_id="run")) as opened:
-        opened.record(Transaction(evaluation=EvaluationChange(done)))
-        opened.record(Transaction(evaluation=change))
-    return change
+        old = (
+            Slot(held_out_number(0, n), 48 + n, SlotState.EVALUATED, submitted, 1, 1, ANSWER) for n in (0, 1)
+        )
+        opened.record(Transaction(slots=tuple(old), evaluations=(done,)))
+        opened.record(under_way)
+    return under_way
 
 
-def test_an_evaluation_under_way_survives_a_restore_unless_a_loss_is_accepted(
+def test_an_evaluation_under_way_survives_a_restore_and_ends_as_it_is_where_a_loss_is_accepted(
     ledger: Path, tmp_path: Path
 ) -> None:
     train(ledger, 1)
-    change = begin_evaluation(ledger)
+    under_way = begin_evaluation(ledger)
     back_up(ledger, to=tmp_path / "copy.sqlite")
     restore(tmp_path / "copy.sqlite", ledger=ledger, accepts_loss=False, now=NOW_S)
     with closing(Ledger.open(ledger, run_id="run")) as opened:
         evaluations = opened.balance().evaluations
-    assert (evaluations.record[1], evaluations.slots) == (change.evaluation, change.slots)
-    assert evaluations.scores == ((10, change.score),)
+    assert evaluations.evaluations[1:] == under_way.evaluations
+    assert all(slot in evaluations.slots for slot in under_way.slots)
     restore(tmp_path / "copy.sqlite", ledger=ledger, accepts_loss=True, now=NOW_S)
-    assert [one.version for one in read_evaluations(ledger)] == [0]
+    with closing(Ledger.open(ledger, run_id="run")) as opened:
+        balance = opened.balance()
+    assert [one.version for one in balance.evaluations.evaluations] == [0, 10]
+    assert not any(slot.kind is SlotKind.HELD_OUT for slot in balance.slots.open_ones)
+    assert balance.slots.lost == ()
     assert examine(ledger).problems == ()
 
 
-def test_a_score_that_is_missing_is_found(ledger: Path) -> None:
+def test_an_answer_that_is_missing_is_found(ledger: Path) -> None:
     begin_evaluation(ledger)
     assert examine(ledger).problems == ()
     with closing(sqlite3.connect(ledger)) as connection, connection:
-        connection.execute("DELETE FROM evaluation_scores")
+        connection.execute("DELETE FROM slots WHERE number = ?", [held_out_number(0, 1)])
     (problem,) = examine(ledger).problems
-    assert problem == "the evaluation of version 10 counts 1 answers, and 0 are there"
+    assert problem == "the evaluation of version 0 counts 2 answers, and 1 are there"
+
+
+def test_a_ledger_of_0_3_is_read_as_it_is_and_opened_with_its_scores_and_not_what_was_under_way(
+    ledger: Path, tmp_path: Path
+) -> None:
+    train(ledger, 1)
+    as_0_3(ledger)
+    before = examine(ledger)
+    assert (before.schema, before.problems) == (2, ())
+    known = read_evaluations(ledger)
+    assert [(one.version, one.counted_prompts, one.reward_mean) for one in known] == [
+        (0, 9, 0.5),
+        (10, 8, None),
+        (20, 0, None),
+    ]
+    assert (known[0].metric_means, known[1].cut_ratio) == ({"words": 2.5}, None)
+    with closing(Ledger.open(ledger, run_id="run")) as opened:
+        balance = opened.balance()
+    assert balance.evaluations == EvaluationBalance(known)
+    assert balance.slots.next_slot == before.next_slot
+    assert read_evaluations(ledger) == known
+    after = examine(ledger)
+    assert (after.schema, after.problems) == (3, ())
+    assert replace(after, schema=2) == before
 
 
 def test_a_restored_ledger_is_the_copy_and_the_replaced_one_is_kept(ledger: Path, tmp_path: Path) -> None:

@@ -3,23 +3,26 @@
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from node.coordinator.ledger.ledger_check import examine, read_evaluations
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.work.accounts import Transaction
+from node.coordinator.work import trust
+from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.decisions import Decision
-from node.coordinator.work.evaluation.evaluation_settings import EvaluationSettings
-from node.coordinator.work.slots import SlotState, group_id
+from node.coordinator.work.evaluation_settings import EvaluationSettings
+from node.coordinator.work.slots import SlotKind, SlotState, group_id
+from node.coordinator.work.verifier_places import VerifierPlaces
+from node.evaluation import Evaluation
 from node.failure import FAULTS
-from node.rollout import LeasePurpose
-from node.run import Evaluation
+from node.rollout import LeasePurpose, RewardCheck, RewardFinding
 from node.verdict import Verdict
 from support.coordinator import LEARNER, TTL_S, Desk, make_accounts
 from support.groups import SAMPLING, make_completion
@@ -41,15 +44,31 @@ SEEDS = 8
 ACTIONS = 300
 
 
-class Run:
-    """A coordinator on a real ledger, samplers and a learner that do what chance tells them."""
+class RestartedDesk(Desk):
+    """A coordinator that is killed after every transaction, where a test says so."""
 
-    def __init__(self, path: Path, seed: int) -> None:
+    def __init__(self, accounts: Accounts) -> None:
+        super().__init__(accounts)
+        self.settled: Callable[[], None] = lambda: None
+
+    def settle(self, decision: Decision[Any]) -> Any:
+        answer = super().settle(decision)
+        self.settled()
+        return answer
+
+
+class Run:
+    """A coordinator on a real ledger, samplers, a learner and a verifier that do what chance tells them."""
+
+    def __init__(self, path: Path, seed: int, *, has_verifier: bool = False) -> None:
         self.path = path
+        self.has_verifier = has_verifier
         self.draw = random.Random(seed)
         self.ledger = Ledger.open(path, run_id="run")
         self.ledger.record(Transaction(learner=LEARNER))
-        self.desk = Desk(make_accounts(prompts=PROMPTS, evaluation=SETTINGS), bounds=BOUNDS)
+        self.bounds = replace(BOUNDS, buffer_groups=64) if has_verifier else BOUNDS
+        self.desk = RestartedDesk(make_accounts(prompts=PROMPTS, evaluation=SETTINGS, bounds=self.bounds))
+        self.meet_verifier()
         self.version = 0
         self.counted: Counter[tuple[int, int, str]] = Counter()
         """(version, prompt, sampler) of each group that was answered with SPOOLED."""
@@ -71,9 +90,9 @@ class Run:
     def act(self) -> None:
         actions = (
             *(self.lease, self.submit, self.submit, self.give_back, self.wait, self.train, self.restart),
-            *(self.go_on, self.revoke),
+            *(self.go_on, self.revoke, self.check),
         )
-        self.draw.choices(actions, weights=(8, 8, 8, 2, 4, 4, 1, 3, 0.2))[0]()
+        self.draw.choices(actions, weights=(8, 8, 8, 2, 4, 4, 1, 3, 0.2, 16))[0]()
         self.desk.evaluate(self.version)
         self.persist()
 
@@ -126,7 +145,7 @@ class Run:
     def train(self) -> None:
         """Submit what is leased for training, and step."""
         slots = self.desk.accounts.slots.open_slots.values()
-        leased = [slot for slot in slots if slot.lease is not None][:2]
+        leased = [slot for slot in slots if slot.lease is not None and slot.kind is SlotKind.TRAIN][:2]
         for slot in leased:
             assert slot.lease is not None
             name = group_id(slot.number, slot.lease.number)
@@ -144,11 +163,35 @@ class Run:
         is_ahead = stop is not None and self.held[sampler] < stop <= self.version
         self.held[sampler] = stop if is_ahead and stop is not None else self.version
 
+    def meet_verifier(self) -> None:
+        self.places = VerifierPlaces(64)
+        if self.has_verifier:
+            self.desk.accounts.reward_checks.open()
+
+    def check(self, *, share_good: float = 0.9) -> None:
+        """Let the verifier, if there is one, answer for a group; other findings are that its grader fails."""
+        checks = self.desk.accounts.reward_checks
+        if not self.has_verifier or (held := checks.next(self.places, self.desk.now)) is None:
+            return
+        self.places.answer(held.group_id, self.desk.now, graded_s=0.1)
+        checks.answered(held.group_id, self.desk.now)
+        is_good = self.draw.random() < share_good
+        finding = RewardFinding(held.group_id, RewardCheck.AGREED if is_good else RewardCheck.UNGRADABLE)
+        accounts, now = self.desk.accounts, self.desk.now
+        self.desk.settle(trust.reward_checked(accounts, held, finding, noise_ratio=0.0, now=now))
+        self.desk.accounts.reward_checks.let_go(held, is_checked=True)
+        if not is_good:
+            self.uncount(held.group_id, held.sampler_id)
+
+    def uncount(self, lease_id: str, sampler_id: str) -> None:
+        """Forget an answer that does not count any more: the prompt may be asked of its sampler again."""
+        lease = self.desk.granted[lease_id]
+        if lease.purpose is LeasePurpose.EVALUATION:
+            del self.counted[lease.policy_version or 0, lease.prompt_index, sampler_id]
+
     def revoke(self) -> None:
         sampler = self.draw.choice(SAMPLERS)
-        change = self.desk.accounts.evaluations.revoked([sampler], now=self.desk.now)
-        if change is not None:
-            self.desk.settle(Decision(None, Transaction(evaluation=change)))
+        self.desk.settle(trust.revocation(self.desk.accounts, [sampler], now=self.desk.now))
         for version, prompt, name in list(self.counted):
             if name == sampler:
                 del self.counted[version, prompt, name]
@@ -160,26 +203,23 @@ class Run:
         self.ledger.close()
         self.ledger = Ledger.open(self.path, run_id="run")
         after = make_accounts(
-            self.ledger.balance(), prompts=PROMPTS, now=self.desk.now, bounds=BOUNDS, evaluation=SETTINGS
+            self.ledger.balance(), prompts=PROMPTS, now=self.desk.now, bounds=self.bounds, evaluation=SETTINGS
         )
         after.confirm()
-        assert after.evaluations.status == before.evaluations.status
-        assert after.evaluations._table.open_slots == before.evaluations._table.open_slots
-        assert after.evaluations._table.counts() == before.evaluations._table.counts()
-        assert after.evaluations._scores == before.evaluations._scores
-        assert after.evaluations._slots == before.evaluations._slots
-        assert after.evaluations.record.finished == before.evaluations.record.finished
-        kept = before.evaluations.record.kept
-        assert {v: set(k) for v, k in after.evaluations.record.kept.items()} == {
-            v: set(k) for v, k in kept.items() if k
-        }
         self.desk.accounts = after
+        self.meet_verifier()
+        assert after.evaluations.status == before.evaluations.status
+        assert after.evaluations.slots == before.evaluations.slots
+        assert after.evaluations.finished == before.evaluations.finished
+        assert dict(after.slots.open_slots) == dict(before.slots.open_slots)
+        assert after.slots.counts() == before.slots.counts()
+        assert after.load() == before.load()
 
 
 @contextmanager
-def run_of(seed: int) -> Iterator[Run]:
+def run_of(seed: int, *, has_verifier: bool = False) -> Iterator[Run]:
     with tempfile.TemporaryDirectory() as directory:
-        run = Run(Path(directory) / "ledger.sqlite", seed)
+        run = Run(Path(directory) / "ledger.sqlite", seed, has_verifier=has_verifier)
         try:
             yield run
         finally:
@@ -192,19 +232,22 @@ def check(evaluation: Evaluation, run: Run) -> None:
     assert evaluation.answers <= len(spooled)
     assert evaluation.counted_prompts <= len({prompt for prompt, _ in spooled})
     assert evaluation.answers >= evaluation.counted_prompts
-    assert evaluation.waiting_prompts >= 0
-    if evaluation.finished_at_s:
-        assert evaluation.waiting_prompts == 0
+    assert evaluation.has_score is bool(evaluation.finished_at_s and evaluation.is_covered)
 
 
+@pytest.mark.parametrize("has_verifier", [False, True])
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_each_sampler_answers_a_held_out_prompt_at_most_once_and_none_reaches_the_learner(seed: int) -> None:
-    with run_of(seed) as run:
+def test_each_sampler_answers_a_held_out_prompt_at_most_once_and_none_reaches_the_learner(
+    seed: int, has_verifier: bool
+) -> None:
+    with run_of(seed, has_verifier=has_verifier) as run:
         for _ in range(ACTIONS):
             run.act()
             for slot in run.desk.accounts.slots.open_slots.values():
-                assert slot.prompt_index < PROMPTS - SETTINGS.prompts
+                is_trained_on = slot.prompt_index < PROMPTS - SETTINGS.prompts
+                assert is_trained_on is (slot.kind is SlotKind.TRAIN)
                 assert slot.state is not SlotState.EVALUATED
+            assert all(slot.kind is SlotKind.TRAIN for slot in run.desk.accounts.slots.untrained())
         record = read_evaluations(run.path)
         assert len(record) >= 2, "too little happened"
         assert set(run.counted.values()) <= {1}
@@ -213,6 +256,37 @@ def test_each_sampler_answers_a_held_out_prompt_at_most_once_and_none_reaches_th
             check(evaluation, run)
         assert [one.version for one in record if not one.finished_at_s] in ([], [record[-1].version])
         assert examine(run.path).problems == ()
+
+
+@pytest.mark.parametrize("has_verifier", [False, True])
+def test_a_restart_between_any_two_transactions_changes_no_score_and_asks_no_prompt_twice(
+    has_verifier: bool,
+) -> None:
+    def score(*, is_restarted: bool) -> tuple[Evaluation, list[str]]:
+        with run_of(0, has_verifier=has_verifier) as run:
+            if is_restarted:
+                run.desk.settled = run.restart
+            run.desk.evaluate(0)
+            for sampler in ("s1", "s2") * PROMPTS:
+                for lease_id in run.desk.lease(sampler, 2, held=0):
+                    if run.desk.granted[lease_id].purpose is LeasePurpose.TRAINING:
+                        run.desk.release(sampler, lease_id)
+                        continue
+                    prompt = run.desk.granted[lease_id].prompt_index
+                    rewards = (float(prompt % 3), float(sampler == "s1"))
+                    group = run.desk.answer(
+                        lease_id, completions=tuple(make_completion(reward=reward) for reward in rewards)
+                    )
+                    assert run.desk.submit(lease_id, sampler, group=group).verdict is Verdict.SPOOLED
+                run.check(share_good=1.0)
+                run.desk.evaluate(0)
+            run.persist()
+            return read_evaluations(run.path)[0], run.held_out()
+
+    record, asked = score(is_restarted=True)
+    assert (record, asked) == score(is_restarted=False)
+    assert record.has_score
+    assert record.answers == len(asked) == SETTINGS.prompts * (1 if has_verifier else 2)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -243,7 +317,9 @@ def test_training_gets_the_slots_it_would_get_without_evaluation_in_the_same_ord
                 assert desk.submit(lease_id, sampler).verdict is Verdict.SPOOLED
             desk.train(version, *done)
             desk.expire(TTL_S * draw.random() if desk is plain else plain.now - desk.now)
-        assert dict(plain.accounts.slots.open_slots) == dict(evaluated.accounts.slots.open_slots)
+        slots = evaluated.accounts.slots.open_slots.values()
+        of_training = {slot.number: slot for slot in slots if slot.kind is SlotKind.TRAIN}
+        assert dict(plain.accounts.slots.open_slots) == of_training
         assert plain.accounts.slots.counts() == evaluated.accounts.slots.counts()
         assert plain.accounts.load() == evaluated.accounts.load()
         assert plain.accounts.verdicts() == evaluated.accounts.verdicts()

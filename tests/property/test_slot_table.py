@@ -15,7 +15,7 @@ from node.coordinator.work import decisions, step_history, verdicts
 from node.coordinator.work.accounts import Transaction
 from node.coordinator.work.bad_prompts import Aside
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.slot_table import SUSPECTS_LOOKED_AT, SUSPECTS_PER_GRANT, SlotTable
+from node.coordinator.work.slot_table import SUSPECTS_PER_GRANT, SlotTable
 from node.coordinator.work.slots import (
     MAX_ATTEMPTS,
     MAX_FAULTS,
@@ -218,7 +218,7 @@ class SlotsOfARun(RuleBasedStateMachine):
                 return aside(slots.open_slots[number].prompt_index) is Aside.NOT
 
             for wanted in (-1, 0, 1, 4, 9):
-                again = slots._up_again(sampler, wanted, may_have, now=now, looks_at=SUSPECTS_LOOKED_AT)
+                again = slots._up_again(sampler, wanted, may_have, now=now)
                 assert list(again) == up_again(slots, sampler, wanted, aside, now=now)
         for at_s in (now, now + TTL_S / 2, now + TTL_S):
             ended = {slot.number for slot in slots.expire(at_s)}

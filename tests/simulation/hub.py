@@ -28,10 +28,10 @@ from node.coordinator.trust_upkeep import TrustUpkeep
 from node.coordinator.work.accounts import Accounts, RunTerms, Transaction
 from node.coordinator.work.batch import Batch
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
-from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
+from node.coordinator.work.evaluation_settings import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.group_check import Work
 from node.coordinator.work.model_check import Learner, SamplerModel, StatedText
+from node.coordinator.work.slots import is_held_out
 from node.coordinator.work.step_history import Hello
 from node.coordinator.work.trust import task_is
 from node.coordinator.work.verdicts import Submitted
@@ -307,8 +307,8 @@ class Hub:
 
     async def submit(self, encoded: EncodedGroup, group: RolloutGroup) -> Submitted:
         """Take a group in, whose sampler is proved."""
-        is_held_out = is_evaluation_lease(encoded.group_id)
-        read: RolloutGroup | GroupHeader = group if is_held_out else self._header_of(encoded.columns, group)
+        is_whole = is_held_out(encoded.group_id)
+        read: RolloutGroup | GroupHeader = group if is_whole else self._header_of(encoded.columns, group)
         return await self.requests.submit(encoded, read)
 
     def _header_of(self, key: bytes, group: RolloutGroup) -> GroupHeader:

@@ -22,9 +22,15 @@ from typing import TYPE_CHECKING
 from node.coordinator.ledger.ledger_check import examine
 from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.coordinator.work.accounts import Accounts
-from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
 from node.coordinator.work.sampler_standing import ALL_NEWCOMERS_PART, NEWCOMER_LEASES
-from node.coordinator.work.slots import UNTRAINED, SlotState, group_id, parse_group_id, slot_and_attempt
+from node.coordinator.work.slots import (
+    UNTRAINED,
+    SlotState,
+    group_id,
+    is_held_out,
+    parse_group_id,
+    slot_and_attempt,
+)
 from node.coordinator.work.step_history import Hello
 from node.failure import Failure
 from node.policy import PolicyVersion
@@ -103,7 +109,7 @@ class Witness:
             self.violated(f"group {name} was taken of {sampler_id}, leased to {self._granted.get(name)}")
         if name in self._safe:
             self.violated(f"group {name} was taken in twice")
-        if not is_evaluation_lease(name):
+        if not is_held_out(name):
             self._safe[name] = sampler_id
 
     def acknowledged(self, version: int) -> None:
@@ -275,7 +281,8 @@ class Witness:
 
     def _check_counts(self, hub: "Hub") -> None:
         accounts, execute = hub.accounts, hub.ledger._connection.execute
-        ledger = dict(execute("SELECT state, count(*) FROM slots GROUP BY state").fetchall())
+        of_training = "FROM slots WHERE kind = 'train'"
+        ledger = dict(execute(f"SELECT state, count(*) {of_training} GROUP BY state").fetchall())
         memory = {state.value: n for state, n in accounts.slots.counts().items() if n}
         if ledger != memory:
             self.violated(f"slots in memory are {memory}, in the ledger {ledger}")
@@ -283,7 +290,7 @@ class Witness:
             "SELECT count(*), coalesce(sum(length(header) + length(columns)), 0) FROM groups"
         ).fetchone()
         load = accounts.load()
-        if (groups, size) != (len(accounts.spooled_at_s), load.untrained_bytes):
+        if (groups, size) != (len(accounts.spooled_at_s), load.untrained_bytes + accounts.held_out_bytes()):
             self.violated(f"{len(accounts.spooled_at_s)} groups in memory, {groups} in the ledger")
         verdicts = dict(execute("SELECT verdict, sum(n) FROM verdicts GROUP BY verdict").fetchall())
         known = {verdict.value: n for verdict, n in accounts.verdicts().items() if n}
@@ -319,7 +326,7 @@ class Witness:
             ("standings", _by_name(accounts), _by_name(again)),
             ("bad prompts", accounts.bad_prompts.newest(99), again.bad_prompts.newest(99)),
             ("evaluations", accounts.evaluations.status, again.evaluations.status),
-            ("held-out slots", accounts.evaluations._slots, again.evaluations._slots),
+            ("held-out slots", accounts.evaluations.slots, again.evaluations.slots),
         ):
             if ours != theirs:
                 self.violated(f"{what} differ {when}: memory {_short(ours)}, ledger {_short(theirs)}")

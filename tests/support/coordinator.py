@@ -7,12 +7,11 @@ from node.coordinator.work import decisions, step_history, verdicts
 from node.coordinator.work.accounts import Accounts, Balance, RunTerms, Transaction
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.decisions import Decision, Released, release
-from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
-from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
+from node.coordinator.work.evaluation_settings import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.group_check import Work
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.sampler_standing import Standing
-from node.coordinator.work.slots import parse_group_id
+from node.coordinator.work.slots import is_held_out, parse_group_id
 from node.coordinator.work.verdicts import Submitted
 from node.coordinator.work.version_log import Announced
 from node.failure import FailedLease, Failure
@@ -139,7 +138,7 @@ class Desk:
             verdicts.submission(
                 self.accounts,
                 EncodedGroup(b"group ", lease_id.encode(), lease_id, sampler_id),
-                group if is_evaluation_lease(lease_id) else group.header,
+                group if is_held_out(lease_id) else group.header,
                 is_published=self.published.__contains__,
                 now=self.now,
             )
@@ -149,7 +148,7 @@ class Desk:
     def evaluate(self, head: int) -> None:
         """Do what the coordinator does each second, with this newest announced version."""
         self.publish(head)
-        self.settle(decisions.evaluation_ends(self.accounts, now=self.now))
+        self.settle(decisions.evaluation_turn(self.accounts, now=self.now))
         self.accounts.evaluations.plan(head)
 
     def publish(self, version: int) -> None:

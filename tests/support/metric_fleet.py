@@ -13,9 +13,10 @@ from node.clock import SystemClock
 from node.coordinator.fleet.membership import PeerState
 from node.coordinator.fleet.survey import MEASURES, FleetSurvey, Measured
 from node.coordinator.metrics import CoordinatorMetrics
+from node.evaluation import Evaluation, EvaluationStatus
 from node.identity.peer import Peer
 from node.relay.metrics import RelayMetrics
-from node.run import Evaluation, EvaluationStatus, Role, SamplerStanding
+from node.run import Role, SamplerStanding
 from node.telemetry.fleet_collector import FleetCollector
 from node.telemetry.metrics import NodeMetrics, create_registry, exposition, snapshot
 from node.telemetry.transfer_metrics import TransferMetrics
@@ -50,7 +51,13 @@ LABEL_VALUES: Final[dict[str, tuple[str, ...]]] = {
 """Some values of every label."""
 
 _EVALUATION: Final = Evaluation(
-    8, 0, 4, 1, 0.0, 16, 1.0, finished_at_s=2.0, counted_prompts=4, reward_mean=0.5, samplers=2
+    *(8, 0, 4, 1, 0.0, 16, 1.0, 2.0),
+    counted_prompts=4,
+    samplers=2,
+    reward_mean=0.5,
+    reward_standard_error=0.1,
+    cut_ratio=0.25,
+    tokens_mean=9.0,
 )
 
 

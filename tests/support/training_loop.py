@@ -27,11 +27,12 @@ from learner.training.training_loop import TrainingLoop
 from learner.training.training_state import TrainingState
 from node.clients.rollout_drain import RolloutDrain
 from node.clock import SystemClock
+from node.evaluation import EvaluationNotice
 from node.identity.peer import Peer
 from node.policy import PolicyVersion
 from node.rollout import RolloutGroup
 from node.rpc.channel import Backoff, Purpose, dial
-from node.run import EvaluationNotice, Role, RunSettings, StepReport
+from node.run import Role, RunSettings, StepReport
 from node.telemetry.metrics import NodeMetrics
 from node.weights.assembly.public_base import PublicBase
 from support.groups import SAMPLING, make_group

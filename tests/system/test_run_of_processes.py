@@ -15,7 +15,6 @@ from deploy.runs.processes import Children
 from deploy.runs.promises import promises_of_any_run
 from deploy.runs.records import StepTail, read_ledger
 from deploy.runs.run_directory import COORDINATOR, LEARNER, RunDirectory
-from node.commands.cli import main
 from node.coordinator.ledger.ledger_check import read_evaluations
 from node.errors import StartupError
 from support.waiting import until
@@ -66,7 +65,7 @@ async def status_line(children: Children, session: Session, directory: RunDirect
 @pytest.mark.usefixtures("warm_processes")
 @pytest.mark.timeout(240)
 async def test_whatever_is_killed_versions_go_on_and_each_group_and_held_out_prompt_counts_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
 ) -> None:
     directory = RunDirectory(tmp_path / "run")
     directory.make_folders()
@@ -108,6 +107,4 @@ async def test_whatever_is_killed_versions_go_on_and_each_group_and_held_out_pro
     finished = [one for one in read_evaluations(directory.ledger) if one.finished_at_s]
     assert len(finished) >= 3
     assert max(one.samplers for one in finished) == 2
-    assert all(one.counted_prompts == PROMPTS and one.dropped_prompts == 0 for one in finished)
-    assert main(["evaluations", "--ledger", str(directory.ledger)]) == 0
-    assert len(capsys.readouterr().out.splitlines()) > len(finished)
+    assert all(one.counted_prompts == PROMPTS and one.has_score for one in finished)

@@ -12,10 +12,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from node.coordinator.ledger.ledger_schema import RELEASED, SCHEMA_VERSION, digest_of
+from node.coordinator.ledger.ledger_schema import (
+    EVALUATIONS_OF_2,
+    OF_TRAINING,
+    READABLE,
+    SCHEMA_VERSION,
+    SLOTS_OF_2,
+    digest_of,
+)
 from node.coordinator.work.run_data import NO_DATA, DataSeen
+from node.coordinator.work.slots import HELD_OUT_FROM, HELD_OUT_PLACES
 from node.errors import StartupError
-from node.run import Evaluation
+from node.evaluation import Evaluation
 
 _SHOWN: Final = 5
 """Problems reported of each kind; the rest are alike."""
@@ -42,33 +50,24 @@ _CONTRADICTIONS: Final = (
     (
         "SELECT slot FROM groups LEFT JOIN slots ON slot = number "
         "WHERE coalesce(state, '') NOT IN ('ungraded', 'spooled', 'accepted') AND NOT "
-        "(coalesce(state, '') IN ('trained', 'uninformative') AND attempt = winner)",  # kept to be checked
+        # Kept to be checked.
+        "(coalesce(state, '') IN ('trained', 'uninformative', 'evaluated') AND attempt = winner)",
         "the spool has a group of slot {}, which waits for none",
     ),
-    (  # Answers of finished ones may have gone, all of a version at once.
-        "SELECT version, answers, scores FROM evaluations_and_scores "
-        "WHERE scores != answers AND (scores OR NOT finished_at_s)",
+    (  # Those of an older ledger have no slots.
+        "SELECT version, answers, found FROM (SELECT version, answers, finished_at_s, "
+        "(SELECT count(*) FROM slots WHERE state = 'evaluated' "
+        f"AND number >= {HELD_OUT_FROM} + version * {HELD_OUT_PLACES} "
+        f"AND number < {HELD_OUT_FROM} + (version + 1) * {HELD_OUT_PLACES}) AS found "
+        "FROM evaluations) WHERE finished_at_s AND found AND answers != found",
         "the evaluation of version {} counts {} answers, and {} are there",
     ),
     (
-        "SELECT version, prompts, answers, asked, answered FROM evaluations_and_scores "
-        "WHERE NOT finished_at_s AND scores = answers AND (asked, answered) != (prompts, answers)",
-        "the evaluation of version {} has {} prompts and {} answers; "
-        "there are slots of {} prompts, {} of them answered",
+        f"SELECT number FROM slots WHERE (kind = 'train') != ({OF_TRAINING})",
+        "slot {} is of the other kind than its number says",
     ),
 )
 """Queries that find rows which contradict each other, and what is said of them."""
-
-_WITH: Final = """
-WITH evaluations_and_scores AS (
-    SELECT *,
-        (SELECT count(*) FROM evaluation_scores AS s WHERE s.version = e.version) AS scores,
-        (SELECT count(DISTINCT number % prompts) FROM evaluation_slots) AS asked,
-        (SELECT count(*) FROM evaluation_slots JOIN evaluation_scores AS s ON s.slot = number
-         WHERE s.version = e.version AND state = 'evaluated') AS answered
-    FROM evaluations AS e
-)
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +89,11 @@ class Findings:
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[sqlite3.Connection]:
+def reading(path: Path, *, as_it_is: bool = False) -> Iterator[sqlite3.Connection]:
     """Open a ledger for reading, whether a coordinator runs or not.
 
+    Args:
+        as_it_is: Show the tables of an older one as they are, in place of what an upgrade makes of them.
     Raises:
         sqlite3.Error: it cannot be opened.
         FileNotFoundError: there is none.
@@ -108,10 +109,19 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
             if path.with_name(f"{path.name}-wal").exists():
                 raise
         else:
+            _show_as_ours(connection, is_wanted=not as_it_is)
             yield connection
             return
     with closing(sqlite3.connect(f"{uri}?immutable=1", uri=True, isolation_level=None)) as connection:
+        _show_as_ours(connection, is_wanted=not as_it_is)
         yield connection
+
+
+def _show_as_ours(connection: sqlite3.Connection, *, is_wanted: bool) -> None:
+    """Let an older ledger be read as if it had our tables; nothing is written."""
+    if is_wanted and _number(connection, "PRAGMA user_version") in READABLE[:-1]:
+        connection.execute(f"CREATE TEMP VIEW slots AS {SLOTS_OF_2 % 'main.slots'}")
+        connection.execute(f"CREATE TEMP VIEW evaluations AS {EVALUATIONS_OF_2 % 'main.evaluations'}")
 
 
 def data_of(path: Path) -> tuple[DataSeen, int]:
@@ -174,7 +184,7 @@ def _findings(connection: sqlite3.Connection, path: Path) -> Findings:
     if missing:
         return Findings(str(path), problems=(f"it is no ledger: it has no table {', '.join(missing)}",))
     run_ids = [str(run_id) for run_id in _column(connection, "SELECT run_id FROM run")]
-    if schema not in (RELEASED, SCHEMA_VERSION):
+    if schema not in READABLE:
         return Findings(
             str(path),
             run_id=", ".join(run_ids),
@@ -196,7 +206,9 @@ def _findings(connection: sqlite3.Connection, path: Path) -> Findings:
         lost_steps=sum(map(len, lost)),
         generations=len(_generations(connection)),
         next_slot=_next_slot(connection),
-        slots=dict(connection.execute("SELECT state, count(*) FROM slots GROUP BY state")),
+        slots=dict(
+            connection.execute(f"SELECT state, count(*) FROM slots WHERE {OF_TRAINING} GROUP BY state")
+        ),
         groups=_number(connection, "SELECT count(*) FROM groups"),
         trained_groups=_number(connection, "SELECT count(*) FROM steps, json_each(group_ids)"),
         newest_version=_number(connection, "SELECT coalesce(max(number), 0) FROM versions"),
@@ -225,7 +237,7 @@ def _gaps(connection: sqlite3.Connection, lost: list[range]) -> Iterator[str]:
 
 def _mismatches(connection: sqlite3.Connection) -> Iterator[str]:
     for query, problem in _CONTRADICTIONS:
-        for row in connection.execute(f"{_WITH} {query} LIMIT ?", [_SHOWN]):
+        for row in connection.execute(f"{query} LIMIT ?", [_SHOWN]):
             yield problem.format(*row)
     trained, named = connection.execute(
         "SELECT (SELECT count(*) FROM slots WHERE state = 'trained'), "
@@ -259,7 +271,7 @@ def lost_ranges(connection: sqlite3.Connection) -> list[range]:
 
 
 def _next_slot(connection: sqlite3.Connection) -> int:
-    newest = _number(connection, "SELECT coalesce(max(number) + 1, 0) FROM slots")
+    newest = _number(connection, "SELECT coalesce(max(number) + 1, 0) FROM slots WHERE " + OF_TRAINING)
     return max([newest, *(first for _, first in _generations(connection))])
 
 

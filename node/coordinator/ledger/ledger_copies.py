@@ -113,7 +113,7 @@ def stage(source: Path, target: Path) -> None:
     """Copy a ledger at one moment, its -wal file included, into a file of its own."""
     durable.make_directory(target.parent)
     target.unlink(missing_ok=True)
-    with reading(source) as connection:
+    with reading(source, as_it_is=True) as connection:
         # Bytes: SQLite takes text for UTF-8, which a path is not everywhere.
         connection.execute("VACUUM INTO CAST(? AS TEXT)", [os.fsencode(target)])
     target.chmod(0o600)

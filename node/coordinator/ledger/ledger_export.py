@@ -14,9 +14,10 @@ from typing import Any, Final
 from node import durable
 from node.coordinator.ledger.ledger_check import reading
 from node.coordinator.ledger.ledger_schema import OPEN_STATES
+from node.coordinator.work.slots import HELD_OUT_FROM, HELD_OUT_PLACES
 
 _QUERIES: Final[Mapping[str, str]] = {
-    "slots": "SELECT number, prompt_index, state, granted, winner FROM slots ORDER BY number",
+    "slots": "SELECT number, kind, prompt_index, state, granted, winner FROM slots ORDER BY number",
     "attempts": """
         SELECT number AS slot, json_extract(value, '$[0]') AS attempt,
             json_extract(value, '$[1]') AS sampler_id, json_extract(value, '$[2]') AS is_submitted,
@@ -33,12 +34,16 @@ _QUERIES: Final[Mapping[str, str]] = {
     "waiting": f"""
         SELECT slot, attempt, sampler_id, spooled_at_s, length(header) + length(columns) AS bytes
         FROM groups JOIN slots ON slot = number WHERE state IN ({OPEN_STATES}) ORDER BY slot""",
+    "answers": f"""
+        SELECT (number - {HELD_OUT_FROM}) / {HELD_OUT_PLACES} AS version, number AS slot,
+            json_extract(value, '$[1]') AS sampler_id, json_extract(answer, '$[0]') AS reward_mean,
+            json_extract(answer, '$[1]') AS cut_completions, json_extract(answer, '$[2]') AS tokens,
+            json_extract(answer, '$[3]') AS metrics
+        FROM slots, json_each(attempts)
+        WHERE state = 'evaluated' AND json_extract(value, '$[0]') = winner ORDER BY number""",
     "steps": "SELECT version, restored_version FROM steps ORDER BY version",
     "versions": "SELECT number, lower(hex(root)) AS root, at_s FROM versions ORDER BY number",
-    **{
-        table: f"SELECT * FROM {table}"
-        for table in ("verdicts", "bad_prompts", "standings", "evaluations", "evaluation_scores")
-    },
+    **{table: f"SELECT * FROM {table}" for table in ("verdicts", "bad_prompts", "standings", "evaluations")},
 }
 """File -> query."""
 

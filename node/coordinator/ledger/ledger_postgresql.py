@@ -20,7 +20,13 @@ from typing import Any, Final
 import psycopg
 
 from node.coordinator.ledger.ledger_rows import LedgerRows, Put, Rows
-from node.coordinator.ledger.ledger_schema import DROP_OLDEST_BAD_PROMPTS, SCHEMA, SCHEMA_VERSION
+from node.coordinator.ledger.ledger_schema import (
+    DROP_OLDEST_BAD_PROMPTS,
+    SCHEMA,
+    SCHEMA_VERSION,
+    TO_3,
+    note_upgrade,
+)
 from node.coordinator.work.accounts import Balance, Transaction
 from node.errors import DeposedError, Reason, RefusedError, StartupError
 from node.rollout import EncodedGroup
@@ -47,8 +53,13 @@ _TYPES: Final = (
     ("TEXT", 'TEXT COLLATE "C"'),
 )
 
+
+def _in_its_types(statements: str) -> str:
+    return functools.reduce(lambda text, pair: text.replace(*pair), _TYPES, statements)
+
+
 _TABLES: Final = f"""
-{functools.reduce(lambda text, pair: text.replace(*pair), _TYPES, SCHEMA)}
+{_in_its_types(SCHEMA)}
 ALTER TABLE groups ALTER COLUMN columns SET STORAGE EXTERNAL; -- compressed by samplers, if at all
 CREATE TABLE accepted_loss (first_slot BIGINT NOT NULL);
 CREATE TABLE leadership (
@@ -93,7 +104,8 @@ def connect(url: str, *, name: str) -> "psycopg.Connection[Any]":
 
 
 def prepare(connection: "psycopg.Connection[Any]", *, run_id: str) -> None:
-    """Create the tables of a new ledger, or check that they are the run's. Only the leader may.
+    """Create the tables of a new ledger, upgrade the last release's, check that they are the run's. Only the
+    leader may.
 
     Raises:
         StartupError: they are of another run or have another schema.
@@ -105,6 +117,10 @@ def prepare(connection: "psycopg.Connection[Any]", *, run_id: str) -> None:
             connection.execute("INSERT INTO leadership VALUES (1, 0, '')")
             connection.execute("INSERT INTO ledger_schema VALUES (%s)", [SCHEMA_VERSION])
         connection.execute(DROP_OLDEST_BAD_PROMPTS)
+        if connection.execute("SELECT version FROM ledger_schema").fetchone() == (2,):
+            connection.execute(_in_its_types(TO_3))
+            connection.execute("UPDATE ledger_schema SET version = 3")
+            note_upgrade(3)
     (version,) = connection.execute("SELECT version FROM ledger_schema").fetchone() or (None,)
     if version != SCHEMA_VERSION:
         raise StartupError(

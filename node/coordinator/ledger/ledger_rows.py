@@ -13,21 +13,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple
 from typing import Any, Final, Protocol
 
-from node.coordinator.ledger.ledger_schema import OPEN_STATES, digest_of
+from node.coordinator.ledger.ledger_schema import OF_TRAINING, OPEN_STATES, digest_of
 from node.coordinator.work.accounts import Balance, Transaction
 from node.coordinator.work.bad_prompts import BAD_PROMPTS
 from node.coordinator.work.check_queue import Held
-from node.coordinator.work.evaluation.evaluations import EvaluationBalance, EvaluationChange
-from node.coordinator.work.evaluation.scores import PromptScore
+from node.coordinator.work.evaluations import ANSWERS_KEPT, EvaluationBalance
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.run_data import NO_DATA, DataSeen
 from node.coordinator.work.sampler_standing import Standing
 from node.coordinator.work.slot_generations import Generation
 from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import (
+    HELD_OUT_FROM,
     SETTLED,
     UNTRAINED,
     Attempt,
+    HeldOutAnswer,
     Slot,
     SlotState,
     group_id,
@@ -35,9 +36,10 @@ from node.coordinator.work.slots import (
 )
 from node.coordinator.work.version_log import VERSIONS_REMEMBERED, Announced
 from node.errors import Reason, RefusedError
+from node.evaluation import Evaluation
 from node.failure import BadPrompt, Failure
 from node.rollout import EncodedGroup
-from node.run import Evaluation, StepRecord
+from node.run import StepRecord
 from node.verdict import Verdict
 
 
@@ -104,11 +106,17 @@ class LedgerRows(ABC):
 
     def _read_balance(self) -> Balance:
         rows = self._execute
-        settled = {
-            SlotState(state): n for state, n in rows("SELECT state, count(*) FROM slots GROUP BY state")
-        }
+        by_state = rows(f"SELECT state, count(*) FROM slots WHERE {OF_TRAINING} GROUP BY state")
+        settled = {SlotState(state): n for state, n in by_state}
         generations = tuple(map(_generation, rows("SELECT * FROM generations ORDER BY number")))
-        (newest,) = rows("SELECT coalesce(max(number), -1) FROM slots").fetchone()
+        (newest,) = rows(f"SELECT coalesce(max(number), -1) FROM slots WHERE {OF_TRAINING}").fetchone()
+        held_out = tuple(
+            _slot(row)
+            for row in rows(
+                "SELECT * FROM slots WHERE number >= ? ORDER BY number DESC LIMIT ?",
+                [HELD_OUT_FROM, ANSWERS_KEPT],
+            )
+        )
         slots = SlotBalance(
             open_ones=tuple(
                 _slot(row)
@@ -116,6 +124,7 @@ class LedgerRows(ABC):
             ),
             settled={state: n for state, n in settled.items() if state in SETTLED},
             next_slot=max([newest + 1, *(generation.first_slot for generation in generations)]),
+            next_held_out=held_out[0].number + 1 if held_out else HELD_OUT_FROM,
             lost=tuple(
                 n
                 for (n,) in rows(
@@ -156,11 +165,7 @@ class LedgerRows(ABC):
             standings=tuple(Standing(*row) for row in rows("SELECT * FROM standings ORDER BY sampler_id")),
             evaluations=EvaluationBalance(
                 tuple(Evaluation(*row) for row in rows("SELECT * FROM evaluations ORDER BY version")),
-                tuple(_slot(row) for row in rows("SELECT * FROM evaluation_slots ORDER BY number")),
-                tuple(
-                    (version, PromptScore(*row))
-                    for version, *row in rows("SELECT * FROM evaluation_scores ORDER BY version, slot")
-                ),
+                held_out,
             ),
             task_digest=next((digest for _, digest in rows("SELECT * FROM task_options")), b""),
             owed_checks=tuple(
@@ -226,30 +231,7 @@ class LedgerRows(ABC):
                 put(table, (1, *astuple(only)))
         if transaction.task_digest is not None:
             put("task_options", (1, transaction.task_digest))
-        if transaction.evaluation is not None:
-            self._write_evaluation(transaction.evaluation)
-
-    def _write_evaluation(self, change: EvaluationChange) -> None:
-        put, write_each = self._put, self._write_each
-        evaluation = change.evaluation
-        put("evaluations", *map(astuple, change.recomputed))
-        write_each(
-            "DELETE FROM evaluation_scores WHERE sampler_id = ?", ((one,) for one in change.removed_samplers)
-        )
-        write_each("DELETE FROM evaluation_scores WHERE version = ?", ((n,) for n in change.forgotten))
-        write_each("DELETE FROM evaluation_scores WHERE version = ? AND slot = ?", change.taken_back)
-        if evaluation is None:
-            return
-        put("evaluations", astuple(evaluation))
-        if change.score is not None:
-            put("evaluation_scores", (evaluation.version, *astuple(change.score)), how=Put.REFUSE)
-        put("evaluation_slots", *map(_row, change.slots))
-        if evaluation.finished_at_s:
-            self._execute("DELETE FROM evaluation_slots")
-            write_each(
-                "DELETE FROM evaluation_scores WHERE version = ? AND slot = ?",
-                ((evaluation.version, slot) for slot in change.uncounted),
-            )
+        put("evaluations", *map(_flat, transaction.evaluations))
 
     def _write_each(self, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
         if parameters := tuple(rows):  # SQLite takes 3 us for a statement without any
@@ -281,15 +263,18 @@ def _flat(value: Any) -> tuple[Any, ...]:
     return tuple(getattr(value, name) for name in value.__slots__)
 
 
-def _row(slot: Slot) -> tuple[int, int, str, str, int, int]:
+def _row(slot: Slot) -> tuple[int, int, str, str, int, int, str, str | None]:
     attempts = json.dumps([_flat(attempt) for attempt in slot.attempts])
-    return (slot.number, slot.prompt_index, slot.state.value, attempts, slot.granted, slot.winner)
+    answer = None if slot.answer is None else json.dumps(_flat(slot.answer))
+    fixed = (slot.number, slot.prompt_index, slot.state.value, attempts, slot.granted, slot.winner)
+    return (*fixed, slot.kind.value, answer)
 
 
-def _slot(row: tuple[int, int, str, str, int, int]) -> Slot:
-    number, prompt_index, state, attempts, granted, winner = row
+def _slot(row: tuple[int, int, str, str, int, int, str, str | None]) -> Slot:
+    number, prompt_index, state, attempts, granted, winner, _, answered = row
     held = tuple(_attempt(*attempt) for attempt in json.loads(attempts))
-    return Slot(number, prompt_index, SlotState(state), held, granted, winner)
+    answer = None if answered is None else HeldOutAnswer(*json.loads(answered))
+    return Slot(number, prompt_index, SlotState(state), held, granted, winner, answer)
 
 
 def _attempt(number: int, holder: str, is_submitted: bool, failure: str | None = None) -> Attempt:

@@ -1,5 +1,6 @@
 """The tables of a ledger."""
 
+import logging
 import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,10 +10,13 @@ import xxhash
 
 from node.coordinator.work.bad_prompts import BAD_PROMPTS
 from node.coordinator.work.slot_generations import Generation
-from node.coordinator.work.slots import SETTLED, SlotState
+from node.coordinator.work.slots import HELD_OUT_FROM, SETTLED, SlotKind, SlotState
 from node.errors import StartupError
+from node.evaluation import COVERAGE_PERCENT
 
-SCHEMA_VERSION: Final = 2
+logger = logging.getLogger(__name__)
+
+SCHEMA_VERSION: Final = 3
 
 OPEN_STATES: Final = ", ".join(f"'{state}'" for state in SlotState if state not in SETTLED)
 """As in a query."""
@@ -20,6 +24,9 @@ OPEN_STATES: Final = ", ".join(f"'{state}'" for state in SlotState if state not 
 PAGE_BYTES: Final = 16 << 10
 WAL_PAGES: Final = 4096
 """With SQLite's own values, 4 KiB and 1000 pages, a group of 1 MiB costs twice the time."""
+
+OF_TRAINING: Final = f"number < {HELD_OUT_FROM}"
+"""Which slots are of training, by their key."""
 
 SCHEMA: Final = """
 CREATE TABLE run (run_id TEXT NOT NULL) STRICT;
@@ -33,7 +40,7 @@ CREATE TABLE learner (
 ) STRICT;
 CREATE TABLE slots (
     number INTEGER PRIMARY KEY, prompt_index INTEGER NOT NULL, state TEXT NOT NULL,
-    attempts TEXT NOT NULL, granted INTEGER NOT NULL, winner INTEGER NOT NULL
+    attempts TEXT NOT NULL, granted INTEGER NOT NULL, winner INTEGER NOT NULL, kind TEXT NOT NULL, answer TEXT
 ) STRICT;
 CREATE INDEX slots_by_state ON slots (state);
 CREATE TABLE groups (
@@ -72,21 +79,10 @@ CREATE TABLE standings (
 CREATE TABLE evaluations (
     version INTEGER PRIMARY KEY, first_prompt INTEGER NOT NULL, prompts INTEGER NOT NULL,
     completions INTEGER NOT NULL, temperature REAL NOT NULL, max_new_tokens INTEGER NOT NULL,
-    started_at_s REAL NOT NULL, finished_at_s REAL NOT NULL,
-    counted_prompts INTEGER NOT NULL, dropped_prompts INTEGER NOT NULL,
-    reward_mean REAL NOT NULL, reward_standard_error REAL NOT NULL, cut_ratio REAL NOT NULL,
-    tokens_mean REAL NOT NULL, sampling TEXT NOT NULL, metrics TEXT NOT NULL, answers INTEGER NOT NULL,
-    samplers INTEGER NOT NULL, left_out TEXT NOT NULL, disputed_by TEXT NOT NULL
+    started_at_s REAL NOT NULL, finished_at_s REAL NOT NULL, sampling TEXT NOT NULL, best_by TEXT NOT NULL,
+    counted_prompts INTEGER NOT NULL, answers INTEGER NOT NULL, samplers INTEGER NOT NULL,
+    reward_mean REAL, reward_standard_error REAL, cut_ratio REAL, tokens_mean REAL, metrics TEXT NOT NULL
 ) STRICT;
-CREATE TABLE evaluation_slots (
-    number INTEGER PRIMARY KEY, prompt_index INTEGER NOT NULL, state TEXT NOT NULL,
-    attempts TEXT NOT NULL, granted INTEGER NOT NULL, winner INTEGER NOT NULL
-) STRICT;
-CREATE TABLE evaluation_scores (
-    version INTEGER NOT NULL, slot INTEGER NOT NULL, sampler_id TEXT NOT NULL, reward_mean REAL NOT NULL,
-    cut_completions INTEGER NOT NULL, tokens INTEGER NOT NULL, metrics TEXT NOT NULL,
-    PRIMARY KEY (version, slot)
-) STRICT, WITHOUT ROWID;
 """
 
 DROP_OLDEST_BAD_PROMPTS: Final = (
@@ -94,24 +90,52 @@ DROP_OLDEST_BAD_PROMPTS: Final = (
     f"(SELECT prompt_index FROM bad_prompts ORDER BY at_s DESC LIMIT {BAD_PROMPTS})"
 )
 
-RELEASED: Final = 1
-"""Schema of release 0.2.0, whose runs are upgraded while they train. Tools read it as it is."""
+READABLE: Final = (1, 2, SCHEMA_VERSION)
+"""Schemas of releases 0.2 and 0.3, whose runs are upgraded while they train, and ours."""
 
-_FROM_RELEASED: Final = (
-    " ".join(
-        f"ALTER TABLE {table} ADD COLUMN {column};"
-        for table, column in (
-            ("standings", "checks INTEGER NOT NULL DEFAULT 0"),
-            ("standings", "differing INTEGER NOT NULL DEFAULT 0"),
-            ("standings", "stake REAL NOT NULL DEFAULT 0"),
-            ("standings", "proven_at_s REAL NOT NULL DEFAULT 0"),
-            ("steps", "restored_version INTEGER"),
-            ("learner", "text_digest BLOB NOT NULL DEFAULT x''"),
-            ("learner", "text_summary TEXT NOT NULL DEFAULT ''"),
-        )
+_TO_2: Final = " ".join(
+    f"ALTER TABLE {table} ADD COLUMN {column};"
+    for table, column in (
+        ("standings", "checks INTEGER NOT NULL DEFAULT 0"),
+        ("standings", "differing INTEGER NOT NULL DEFAULT 0"),
+        ("standings", "stake REAL NOT NULL DEFAULT 0"),
+        ("standings", "proven_at_s REAL NOT NULL DEFAULT 0"),
+        ("steps", "restored_version INTEGER"),
+        ("learner", "text_digest BLOB NOT NULL DEFAULT x''"),
+        ("learner", "text_summary TEXT NOT NULL DEFAULT ''"),
     )
-    + " DROP TABLE IF EXISTS task; DROP TABLE IF EXISTS size_words;"
 )
+
+_OF_SCORE: Final = ("reward_mean", "reward_standard_error", "cut_ratio", "tokens_mean")
+_IS_COVERED: Final = f"100 * counted_prompts >= {COVERAGE_PERCENT} * prompts"
+
+EVALUATIONS_OF_2: Final = f"""
+SELECT version, first_prompt, prompts, completions, temperature, max_new_tokens, started_at_s, finished_at_s,
+    sampling, 'reward' AS best_by, counted_prompts, answers, samplers,
+    {", ".join(f"CASE WHEN {_IS_COVERED} THEN {column} END AS {column}" for column in _OF_SCORE)},
+    CASE WHEN {_IS_COVERED} THEN metrics ELSE '' END AS metrics
+FROM %s WHERE finished_at_s > 0
+"""
+"""The finished evaluations of an older ledger, from the table that is named. A score stays where it has the
+coverage that we ask for; the answers, one by one, go, and so does what is under way."""
+
+SLOTS_OF_2: Final = f"SELECT *, '{SlotKind.TRAIN}' AS kind, NULL AS answer FROM %s"
+
+TO_3: Final = f"""
+ALTER TABLE slots ADD COLUMN kind TEXT NOT NULL DEFAULT '{SlotKind.TRAIN}';
+ALTER TABLE slots ADD COLUMN answer TEXT;
+ALTER TABLE evaluations RENAME TO older_evaluations;
+CREATE TABLE evaluations {SCHEMA.partition("CREATE TABLE evaluations ")[2].partition(";")[0]};
+INSERT INTO evaluations {EVALUATIONS_OF_2 % "older_evaluations"};
+DROP TABLE older_evaluations;
+DROP TABLE evaluation_slots;
+DROP TABLE evaluation_scores;
+DROP TABLE IF EXISTS task;
+DROP TABLE IF EXISTS size_words;
+"""
+
+_UPGRADES: Final = {1: _TO_2, 2: TO_3}
+"""Schema -> what makes the next of it."""
 
 
 def prepare(connection: sqlite3.Connection, path: Path, *, run_id: str) -> None:
@@ -148,28 +172,32 @@ def prepare(connection: sqlite3.Connection, path: Path, *, run_id: str) -> None:
 
 
 def upgrade(connection: sqlite3.Connection) -> int:
-    """Upgrade a ledger of the last release; return the schema that it has now, whichever that is."""
+    """Upgrade a ledger of an earlier release; return the schema that it has now, whichever that is."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version != RELEASED:
-        return int(version)
-    connection.executescript(f"BEGIN; {_FROM_RELEASED} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
-    return SCHEMA_VERSION
+    while version in _UPGRADES:
+        connection.executescript(f"BEGIN; {_UPGRADES[version]} PRAGMA user_version = {version + 1}; COMMIT;")
+        version += 1
+        note_upgrade(version)
+    return int(version)
+
+
+def note_upgrade(version: int) -> None:
+    """Log that a ledger has this schema now."""
+    notes = {3: "finished evaluations stay; one under way has to begin again, with the next version"}
+    logger.info("ledger upgraded", extra={"schema": version, "note": notes.get(version, "nothing is lost")})
 
 
 def begin_generation(connection: sqlite3.Connection, generation: Generation) -> None:
     """Mark every open slot of a restored ledger as lost, and number new slots from a new generation.
 
-    An evaluation under way is dropped: it is of a version that samplers may have left long ago.
+    Held-out ones are given up, so that an evaluation under way ends with the answers that it has.
     """
     connection.execute("BEGIN IMMEDIATE")
     connection.execute(
-        f"UPDATE slots SET state = ?, winner = 0 WHERE state IN ({OPEN_STATES})", [SlotState.LOST]
+        f"UPDATE slots SET state = iif({OF_TRAINING}, ?, ?), winner = 0 WHERE state IN ({OPEN_STATES})",
+        [SlotState.LOST, SlotState.ABANDONED],
     )
     connection.execute("DELETE FROM groups")
-    under_way = "(SELECT version FROM evaluations WHERE finished_at_s = 0)"
-    connection.execute(f"DELETE FROM evaluation_scores WHERE version IN {under_way}")
-    for table in ("evaluations WHERE finished_at_s = 0", "evaluation_slots"):
-        connection.execute(f"DELETE FROM {table}")
     connection.execute(
         "INSERT INTO generations VALUES ((SELECT count(*) + 1 FROM generations), ?, ?, ?, NULL, NULL)",
         [generation.first_slot, generation.lost_from_slot, generation.begun_at_s],

@@ -11,13 +11,8 @@ from node.coordinator.work.bad_prompts import NO_PROMPTS, BadPrompts, PromptChan
 from node.coordinator.work.capacity import Bounds, Load
 from node.coordinator.work.check_bets import checked_share
 from node.coordinator.work.check_queue import Held
-from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
-from node.coordinator.work.evaluation.evaluations import (
-    EvaluationBalance,
-    EvaluationChange,
-    Evaluations,
-    is_evaluation_lease,
-)
+from node.coordinator.work.evaluation_settings import NO_EVALUATION, EvaluationSettings
+from node.coordinator.work.evaluations import EvaluationBalance, Evaluations
 from node.coordinator.work.group_check import Work
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.newcomer_share import newcomers_wait
@@ -26,9 +21,20 @@ from node.coordinator.work.run_data import DataSeen
 from node.coordinator.work.sampler_standing import Share, Standing, Standings
 from node.coordinator.work.slot_generations import Generation
 from node.coordinator.work.slot_table import SlotBalance, SlotTable
-from node.coordinator.work.slots import CONSUMED, UNTRAINED, Slot, SlotState, group_id, slot_and_attempt
+from node.coordinator.work.slots import (
+    CONSUMED,
+    UNTRAINED,
+    Slot,
+    SlotKind,
+    SlotState,
+    group_id,
+    is_held_out,
+    kind_of,
+    slot_and_attempt,
+)
 from node.coordinator.work.task_check import RunGrader
 from node.coordinator.work.version_log import Announced, VersionLog
+from node.evaluation import Evaluation
 from node.failure import BadPrompt
 from node.rollout import EncodedGroup
 from node.run import StepRecord
@@ -43,8 +49,6 @@ class Transaction:
     stored: EncodedGroup | None = None
     graded: EncodedGroup | None = None
     """One that was stored without rewards, and now takes its own place."""
-    answered: EncodedGroup | None = None
-    """The answer to a held-out prompt, which is kept in memory only, until it is checked."""
     kept: frozenset[int] = frozenset()
     """Consumed slots of which the ledger keeps the group's bytes: it is still to be checked."""
     freed: tuple[int, ...] = ()
@@ -60,7 +64,8 @@ class Transaction:
     """A known one, with the versions that were lost before it."""
     prompts: PromptChange = NO_PROMPTS
     standings: tuple[Standing, ...] = ()
-    evaluation: EvaluationChange | None = None
+    evaluations: tuple[Evaluation, ...] = ()
+    """As they begin, end, or are without some answers."""
     data: DataSeen | None = None
     task_digest: bytes | None = None
 
@@ -146,9 +151,6 @@ class Accounts:
         Leases get a full term, and the learner has to confirm again. The run's grader stays.
         """
         terms = self.terms
-        self.evaluations = Evaluations(
-            terms.evaluation, balance.evaluations, lease_ttl_s=terms.lease_ttl_s, now=now
-        )
         self.bad_prompts = BadPrompts(balance.bad_prompts, retry_s=terms.prompt_retry_s)
         self.slots = SlotTable(
             balance.slots,
@@ -156,6 +158,9 @@ class Accounts:
             seed=terms.prompt_seed,
             lease_ttl_s=terms.lease_ttl_s,
             now=now,
+        )
+        self.evaluations = Evaluations(
+            terms.evaluation, balance.evaluations, self.slots, lease_ttl_s=terms.lease_ttl_s, now=now
         )
         self.data = balance.slots.data
         self._accepts_loss = balance.accepts_loss
@@ -170,7 +175,9 @@ class Accounts:
         self.gap = ""
         self.spooled_at_s = dict(balance.spooled_at_s)
         self._spooled_bytes = dict(balance.spooled_bytes)
-        self._spooled_bytes_total = sum(self._spooled_bytes.values())
+        self._spooled_bytes_total = sum(
+            n for number, n in self._spooled_bytes.items() if kind_of(number) is SlotKind.TRAIN
+        )
         self._verdicts: dict[str, Counter[Verdict]] = {}
         for sampler_id, verdict, n in balance.verdicts:
             self._of(sampler_id)[verdict] = n
@@ -182,7 +189,7 @@ class Accounts:
         self.reward_checks.restore(balance.owed_checks)
         if any(standing.checks for standing in balance.standings):
             self.reward_checks.has_had_verifier = True
-        for slot in self.slots.untrained():
+        for slot in (*self.slots.untrained(), *self.slots.answered()):
             if not terms.work.verifiers_grade or slot.state is SlotState.UNGRADED:
                 self._draw(slot, now=now)
 
@@ -234,6 +241,7 @@ class Accounts:
         self.standings.apply(transaction.standings)
         if (stored := transaction.stored) is not None:
             number, _ = slot_and_attempt(stored.group_id)
+        if stored is not None and kind_of(number) is SlotKind.TRAIN:
             won = (slot for slot in transaction.slots if slot.number == number)
             took_s = next((self.slots.took_s(slot, now=now) for slot in won), None)
             self.standings.note_delivery(stored.sampler_id, took_s)
@@ -243,12 +251,13 @@ class Accounts:
             if slot.state not in UNTRAINED:
                 self.spooled_at_s.pop(slot.number, None)
                 self.reward_checks.drop(slot.number, is_consumed=slot.state in CONSUMED)
-                if size_bytes := self._spooled_bytes.pop(slot.number, 0):
+                size_bytes = self._spooled_bytes.pop(slot.number, 0)
+                if size_bytes and slot.kind is SlotKind.TRAIN:
                     self._spooled_bytes_total -= size_bytes
         if stored is not None:
             self.spooled_at_s[number] = stored.spooled_at_s
             self._spooled_bytes[number] = stored.size_bytes
-            self._spooled_bytes_total += stored.size_bytes
+            self._spooled_bytes_total += stored.size_bytes if kind_of(number) is SlotKind.TRAIN else 0
         if (graded := transaction.graded) is not None:
             number, _ = slot_and_attempt(graded.group_id)
             self._spooled_bytes_total += graded.size_bytes - self._spooled_bytes[number]
@@ -266,8 +275,7 @@ class Accounts:
         if transaction.generation is not None:
             self._generations[transaction.generation.number] = transaction.generation
         self.bad_prompts.apply(transaction.prompts)
-        if transaction.evaluation is not None:
-            self.evaluations.apply(transaction.evaluation, now=now)
+        self.evaluations.apply(transaction.evaluations, transaction.slots, now=now)
         self.versions.add(transaction.announced)
         if transaction.task_digest is not None:
             self.leased_before_change = frozenset(
@@ -292,7 +300,6 @@ class Accounts:
     def cut_leases_short(self, sampler_id: str, *, now: float) -> None:
         """Let a sampler's leases end at the next expiry; deadlines are in memory only."""
         self.slots.cut_short(sampler_id, now=now)
-        self.evaluations.cut_short(sampler_id, now=now)
 
     def renew(self, sampler_id: str, lease_ids: Collection[str], *, now: float) -> tuple[str, ...]:
         """Extend leases to a full term, none beyond its maximal age; return those whose work is in vain.
@@ -305,10 +312,8 @@ class Accounts:
         is_believed = not (standing.quarantine or standing.is_struck_out)
 
         def is_in_vain(lease_id: str) -> bool:
-            if is_evaluation_lease(lease_id):
-                age_s = max_age_s if is_believed else 0.0
-                return self.evaluations.renew(sampler_id, lease_id, now=now, max_age_s=age_s)
-            return self.slots.renew(sampler_id, lease_id, now=now, max_age_s=max_age_s)
+            age_s = 0.0 if is_held_out(lease_id) and not is_believed else max_age_s
+            return self.slots.renew(sampler_id, lease_id, now=now, max_age_s=age_s)
 
         return tuple(filter(is_in_vain, lease_ids))
 
@@ -322,7 +327,7 @@ class Accounts:
 
     def share(self, sampler_id: str, *, free: int, now: float) -> Share:
         """Return how many leases a sampler may hold, where ``free`` groups may be leased."""
-        evaluating = self.evaluations.running(sampler_id)  # on top of every bound
+        evaluating = self.slots.open.running(sampler_id, SlotKind.HELD_OUT)  # on top of every bound
         fleet = self.slots.counts()[SlotState.LEASED] + evaluating
         held = self.slots.open.running(sampler_id) + evaluating
         newcomers = self.slots.open.newcomers_leases
@@ -332,7 +337,11 @@ class Accounts:
 
     def held(self, sampler_id: str) -> int:
         """Count the leases of a sampler, those on held-out prompts included."""
-        return self.slots.open.running(sampler_id) + self.evaluations.running(sampler_id)
+        return len(self.slots.open.held_by(sampler_id))
+
+    def held_out_bytes(self) -> int:
+        """Return the size of the held-out prompts' groups that do not count yet."""
+        return sum(self._spooled_bytes.get(number, 0) for number in self.slots.open.answered)
 
     def load(self) -> Load:
         counts = self.slots.counts()
@@ -405,15 +414,10 @@ class Accounts:
             self.reward_checks.drop(slot_and_attempt(graded.group_id)[0])
         for number in transaction.freed:
             self.reward_checks.drop(number)
-        if (answer := transaction.answered) is not None:
-            name, sampler_id = answer.group_id, answer.sampler_id
-            self.reward_checks.draw_answer(
-                Held(-1, name, sampler_id, now, size_bytes=answer.size_bytes, answer=answer)
-            )
 
     def _draw(self, slot: Slot, *, now: float) -> None:
         standing = self.standings.of(slot.winning_holder)
-        is_all = self.work.verifiers_grade
+        is_all = self.work.verifiers_grade or slot.kind is SlotKind.HELD_OUT
         share = 1.0 if is_all else checked_share(standing.checks, standing.differing)
         held = Held(
             slot.number,

@@ -4,15 +4,12 @@ from collections import OrderedDict
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
-from node.rollout import EncodedGroup
-
 
 @dataclass(frozen=True, slots=True)
 class Held:
     """A group that waits for a check or is being checked."""
 
     slot: int
-    """-1: it answers a held-out prompt."""
     group_id: str
     sampler_id: str
     since_s: float
@@ -22,8 +19,6 @@ class Held:
     """How often it has turned late, at all verifiers together."""
     prompt_index: int = field(default=0, compare=False)
     size_bytes: int = field(default=0, compare=False)
-    answer: EncodedGroup | None = field(default=None, compare=False, repr=False)
-    """Where it answers a held-out prompt, which no ledger keeps."""
 
 
 class CheckQueue:

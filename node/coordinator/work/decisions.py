@@ -12,10 +12,9 @@ from typing import Final, Generic, TypeVar
 from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.bad_prompts import Aside, Report
 from node.coordinator.work.capacity import Capacity, capacity
-from node.coordinator.work.evaluation.evaluations import EvaluationChange, lease_id_of
 from node.coordinator.work.group_check import Work
 from node.coordinator.work.model_check import check_base
-from node.coordinator.work.slots import Slot, SlotState, group_id
+from node.coordinator.work.slots import Slot, SlotKind, SlotState, group_id, version_and_place
 from node.failure import FailedLease, Failure
 from node.policy import BaseModel, PolicyVersion
 from node.rollout import LeaseGrant, LeasePurpose, PromptLease
@@ -86,17 +85,17 @@ def lease(
     share = accounts.share(sampler_id, free=free.groups, now=now)
     running = accounts.held(sampler_id)
     unused = max(0, min(wanted, share.leases - running))
-    held_out = None
+    held_out: tuple[Slot, ...] = ()
     if share.allowance:  # samplers that are not believed are asked for training alone
         # One in any case: with none, a sampler whose allowance has shrunk would pass the version by.
-        least = int(not accounts.evaluations.running(sampler_id))
-        allowed = min(wanted, max(least, share.allowance - running)) if stays else 0
+        least = int(not accounts.slots.open.running(sampler_id, SlotKind.HELD_OUT))
+        may_hand_in = not accounts.must_wait_for_checks(sampler_id, now=now)
+        allowed = min(wanted, max(least, share.allowance - running)) if stays and may_hand_in else 0
         held_out = accounts.evaluations.grant(
             sampler_id, allowed, held_version=held.number, running=running, now=now
         )
-    evaluating = _held_out_leases(accounts, held_out)
     by_checks = accounts.lease_room_by_checks(sampler_id, now=now)
-    granted = max(0, min(unused - len(evaluating), free.groups))
+    granted = max(0, min(unused - len(held_out), free.groups))
     waits_for_checks = by_checks is not None and by_checks < granted
     granted = granted if by_checks is None else min(granted, by_checks)
     slots = accounts.slots.grant(
@@ -107,14 +106,12 @@ def lease(
     )
     leased = [slot for slot in slots if slot.state is SlotState.LEASED]
     leases = (
-        *evaluating,
-        *(_lease(accounts, group_id(slot.number, slot.granted), slot, accounts.work) for slot in leased),
+        *(_held_out_lease(accounts, slot) for slot in held_out),
+        *(_lease(accounts, slot, accounts.work) for slot in leased),
     )
     standing = accounts.standings.of(sampler_id)
     begun = standing.granted(len(leases), free=running + free.groups, now=now)
-    transaction = Transaction(
-        slots=slots, evaluation=held_out, standings=() if begun == standing else (begun,)
-    )
+    transaction = Transaction(slots=(*held_out, *slots), standings=() if begun == standing else (begun,))
     pause_s, bound = 0.0, ""
     if len(leases) < wanted:
         pause_s = PARTIAL_PAUSE_S if leases else max(EMPTY_PAUSE_S, share.pause_s)
@@ -130,19 +127,10 @@ def lease(
     return Decision(LeaseGrant(leases, pause_s, bound, stop_from, is_left), transaction)
 
 
-def _held_out_leases(accounts: Accounts, granted: EvaluationChange | None) -> tuple[PromptLease, ...]:
-    """Return the leases of held-out slots that were granted."""
-    if granted is None or granted.evaluation is None:
-        return ()
-    version, asked = granted.evaluation.version, accounts.evaluations.work(accounts.work)
-    return tuple(
-        replace(
-            _lease(accounts, lease_id_of(version, slot), slot, asked),
-            purpose=LeasePurpose.EVALUATION,
-            policy_version=version,
-        )
-        for slot in granted.slots
-    )
+def _held_out_lease(accounts: Accounts, slot: Slot) -> PromptLease:
+    version, _ = version_and_place(slot.number)
+    lease = _lease(accounts, slot, accounts.evaluations.work(accounts.work))
+    return replace(lease, purpose=LeasePurpose.EVALUATION, policy_version=version)
 
 
 def _aside(accounts: Accounts, prompt_index: int, sampler_id: str, *, now: float) -> Aside:
@@ -151,9 +139,9 @@ def _aside(accounts: Accounts, prompt_index: int, sampler_id: str, *, now: float
     return accounts.bad_prompts.aside(prompt_index, sampler_id, now=now)
 
 
-def _lease(accounts: Accounts, lease_id: str, slot: Slot, work: Work) -> PromptLease:
+def _lease(accounts: Accounts, slot: Slot, work: Work) -> PromptLease:
     return PromptLease(
-        lease_id,
+        group_id(slot.number, slot.granted),
         work.task,
         slot.prompt_index,
         work.group_size,
@@ -194,41 +182,37 @@ def release(
 ) -> Decision[Released]:
     """Release leases: ``lease_ids`` were not begun, ``failed`` ones cost their prompts an attempt."""
     slots = {slot.number: slot for slot in accounts.slots.release(sampler_id, lease_ids)}
-    evaluation, evaluation_faults = accounts.evaluations.given_back(sampler_id, lease_ids, failed, now=now)
     faults, reports = [], []
     for lease in failed:
         slot = accounts.slots.failed(sampler_id, lease.lease_id, lease.fault)
         if slot is not None and slot.number not in slots:
             slots[slot.number] = slot
             faults.append(lease.fault)
-            reports.append(Report(slot.prompt_index, (sampler_id,), lease.fault, lease.detail, slot.number))
+            if slot.kind is SlotKind.TRAIN:
+                report = Report(slot.prompt_index, (sampler_id,), lease.fault, lease.detail, slot.number)
+                reports.append(report)
     bad = accounts.bad_prompts.after(reports, prompts=accounts.slots.prompts, now=now)
-    faults += evaluation_faults
     standing = accounts.standings.of(sampler_id).after_faults(len(faults), now=now)
     transaction = Transaction(
         slots=tuple(slots.values()),
         prompts=bad,
-        evaluation=evaluation,
         standings=(standing,) if faults else (),
     )
-    return Decision(
-        Released(len(slots) + (0 if evaluation is None else evaluation.leases), tuple(faults)),
-        held_against_odd(accounts, transaction, now=now),
-    )
+    return Decision(Released(len(slots), tuple(faults)), transaction)
 
 
 def expiry(accounts: Accounts, now: float) -> Decision[int]:
     """End the leases whose time is up, and slots that nobody may take; the answer is how many leases."""
     slots = accounts.slots.expire(now)
-    evaluation = accounts.evaluations.expire(now)
-    expired = (*slots, *(() if evaluation is None else evaluation.slots))
-    holders = Counter(slot.attempts[-1].holder for slot in expired)
+    holders = Counter(slot.attempts[-1].holder for slot in slots)
     reports = (
         Report(
             slot.prompt_index, tuple(dict.fromkeys(a.holder for a in slot.attempts)), reason, "", slot.number
         )
         for slot in slots
-        if slot.state is SlotState.ABANDONED and (reason := slot.last_failure) is Failure.EXPIRED
+        if slot.kind is SlotKind.TRAIN
+        and slot.state is SlotState.ABANDONED
+        and (reason := slot.last_failure) is Failure.EXPIRED
     )
     bad = accounts.bad_prompts.after(reports, prompts=accounts.slots.prompts, now=now)
     given_up = accounts.slots.given_up(
@@ -237,34 +221,28 @@ def expiry(accounts: Accounts, now: float) -> Decision[int]:
     transaction = Transaction(
         slots=(*slots, *given_up),
         prompts=bad,
-        evaluation=evaluation,
         standings=tuple(
             accounts.standings.of(name).after_expiry(n, term_s=accounts.terms.lease_ttl_s, now=now)
             for name, n in holders.items()
         ),
     )
-    leases = len(slots) + (0 if evaluation is None else evaluation.leases)
-    return Decision(leases, held_against_odd(accounts, transaction, now=now))
+    return Decision(len(slots), transaction)
 
 
 def evaluation_begins(accounts: Accounts, held: PolicyVersion, *, now: float) -> Decision[None]:
     is_known = held.number == 0 or held.number in accounts.versions
     if _unconfirmed(accounts) or not is_known:
         return Decision(None)
-    change = accounts.evaluations.begun(held.number, first_prompt=accounts.first_held_out, now=now)
-    return Decision(None, Transaction(evaluation=change))
+    is_checked = accounts.reward_checks.are_made
+    change = accounts.evaluations.begun(
+        held.number, first_prompt=accounts.first_held_out, is_checked=is_checked, now=now
+    )
+    return Decision(None, Transaction(slots=change.slots, evaluations=change.evaluations))
 
 
-def evaluation_ends(accounts: Accounts, *, now: float) -> Decision[None]:
-    """End an evaluation that nobody is left to answer, or whose terms are configured otherwise."""
-    change = accounts.evaluations.ended(first_prompt=accounts.first_held_out, now=now)
-    return Decision(None, held_against_odd(accounts, Transaction(evaluation=change), now=now))
-
-
-def held_against_odd(accounts: Accounts, transaction: Transaction, *, now: float) -> Transaction:
-    """Hold it against samplers that an evaluation leaves out: their answers had been taken for deliveries."""
-    odd = () if transaction.evaluation is None else transaction.evaluation.odd_samplers
-    changed = {standing.sampler_id: standing for standing in transaction.standings}
-    for name in odd:
-        changed[name] = changed.get(name, accounts.standings.of(name)).after_refusal(now=now)
-    return replace(transaction, standings=tuple(changed.values())) if odd else transaction
+def evaluation_turn(accounts: Accounts, *, now: float) -> Decision[None]:
+    """Count the answers to held-out prompts that no check holds back; end an evaluation that is over."""
+    change = accounts.evaluations.turn(
+        first_prompt=accounts.first_held_out, is_held=accounts.reward_checks.is_held, now=now
+    )
+    return Decision(None, Transaction(slots=change.slots, evaluations=change.evaluations))

@@ -5,6 +5,7 @@
     leased                by holder
     undelivered           lowest number first: the groups that the learner is to be sent
     ungraded              those that a verifier grades first
+    held-out              available ones, answered ones and leases, apart from those of training
 
 Each change and each look-up costs O(log n) of the open slots. What a decision finds stays where it is until
 ``put`` says what became of it: a decision whose transaction fails has changed nothing.
@@ -14,7 +15,7 @@ import heapq
 from collections.abc import Iterator
 from typing import Final
 
-from node.coordinator.work.slots import DELIVERABLE, UNTRAINED, Slot, SlotState
+from node.coordinator.work.slots import DELIVERABLE, UNTRAINED, Slot, SlotKind, SlotState
 
 _SPARE: Final = 64
 """Removed entries that a heap may keep besides as many as it has members; then it is made anew."""
@@ -30,7 +31,12 @@ class OpenSlots:
         """Slots of ``untrained`` that have not been sent to the learner's stream."""
         self.ungraded: set[int] = set()
         self.by_holder: dict[str, set[int]] = {}
-        """Sampler -> the slots that it holds leases on."""
+        """Sampler -> the slots of training that it holds leases on."""
+        self.held_out = LowestFirst()
+        """Held-out slots that are available."""
+        self.answered: set[int] = set()
+        """Held-out slots with a group that does not count yet."""
+        self._held_out_by_holder: dict[str, set[int]] = {}
         self._proven: set[str] = set()
         self.newcomers_leases = 0
         """Held by all samplers together that have never delivered a group."""
@@ -45,20 +51,26 @@ class OpenSlots:
             self.newcomers_leases -= self.running(holder)
 
     def held_by(self, holder: str) -> frozenset[int]:
-        return frozenset(self.by_holder.get(holder, ()))
+        """Return the slots of either kind that a sampler holds leases on."""
+        return frozenset((*self.by_holder.get(holder, ()), *self._held_out_by_holder.get(holder, ())))
 
-    def running(self, holder: str) -> int:
-        return len(self.by_holder.get(holder, ()))
+    def running(self, holder: str, kind: SlotKind = SlotKind.TRAIN) -> int:
+        return len(self._leases(kind).get(holder, ()))
 
     def put(self, slot: Slot) -> Slot | None:
         """Put a slot where its state belongs; return what it was."""
         before = self.pop(slot.number)
         self.by_number[slot.number] = slot
-        if slot.state is SlotState.AVAILABLE:
+        if slot.lease is not None:
+            self._leases(slot.kind).setdefault(slot.lease.holder, set()).add(slot.number)
+            self.newcomers_leases += self._is_newcomers(slot)
+        elif slot.kind is SlotKind.HELD_OUT:
+            if slot.state is SlotState.AVAILABLE:
+                self.held_out.add(slot.number)
+            else:
+                self.answered.add(slot.number)
+        elif slot.state is SlotState.AVAILABLE:
             (self.suspect if slot.had_fault() else self.sound).add(slot.number)
-        elif slot.lease is not None:
-            self.by_holder.setdefault(slot.lease.holder, set()).add(slot.number)
-            self.newcomers_leases += slot.lease.holder not in self._proven
         elif slot.state in UNTRAINED:
             self.untrained.add(slot.number)
             if slot.state is SlotState.UNGRADED:
@@ -77,13 +89,22 @@ class OpenSlots:
         self.untrained.discard(number)
         self.ungraded.discard(number)
         self.undelivered.discard(number)
+        self.held_out.discard(number)
+        self.answered.discard(number)
         if slot.lease is not None:
-            held = self.by_holder[slot.lease.holder]
-            held.discard(number)
-            self.newcomers_leases -= slot.lease.holder not in self._proven
-            if not held:
-                del self.by_holder[slot.lease.holder]
+            leases = self._leases(slot.kind)
+            leases[slot.lease.holder].discard(number)
+            self.newcomers_leases -= self._is_newcomers(slot)
+            if not leases[slot.lease.holder]:
+                del leases[slot.lease.holder]
         return slot
+
+    def _leases(self, kind: SlotKind) -> dict[str, set[int]]:
+        return self.by_holder if kind is SlotKind.TRAIN else self._held_out_by_holder
+
+    def _is_newcomers(self, slot: Slot) -> bool:
+        assert slot.lease is not None
+        return slot.kind is SlotKind.TRAIN and slot.lease.holder not in self._proven
 
 
 class LowestFirst:

@@ -29,7 +29,7 @@ goes on without; it is at one verifier at a time as long as that one answers.
 
 A group that ``MOST_TRIES`` verifiers have left unanswered may be what ends them, and is given up.
 
-Answers to held-out prompts are all checked, without holding anything up: see ``evaluation``.
+Answers to held-out prompts are all drawn, and held from the score in place of the learner.
 """
 
 import enum
@@ -56,16 +56,12 @@ PUT_OFF_S: Final = 10.0
 OWED_GROUPS: Final = 1024
 """Most groups to be checked afterwards: two minutes of a verifier that takes .1 s for each."""
 
-ANSWERS_BYTES: Final = 64 << 20
-"""Answers to held-out prompts that wait for a check, in memory."""
-
 
 class _Why(enum.Enum):
     """Why a group is still to be checked."""
 
     HELD = "the learner is not sent it before"
     OWED = "it was delivered unchecked"
-    ANSWER = "it answers a held-out prompt"
     SENT = "it is at a verifier, or was answered for, and nobody else wants it"
 
 
@@ -117,7 +113,7 @@ class RewardChecks:
         self._waiting, self._afterwards = CheckQueue(), CheckQueue()
         """Groups that are held back, and the others."""
         self._held, self._owed = SharedRoom(self._most_held), SharedRoom(OWED_GROUPS)
-        self._owed_bytes, self._answer_bytes = SharedRoom(self._most_owed_bytes), SharedRoom(ANSWERS_BYTES)
+        self._owed_bytes = SharedRoom(self._most_owed_bytes)
 
     def __len__(self) -> int:
         """Return how many groups are held back."""
@@ -127,6 +123,11 @@ class RewardChecks:
     def owed(self) -> int:
         """Groups for training that are to be checked afterwards."""
         return self._owed.total
+
+    @property
+    def are_made(self) -> bool:
+        """Whether a verifier is there, or every group waits for one."""
+        return self.is_open or self._is_required
 
     @property
     def lacks_verifier(self) -> bool:
@@ -174,15 +175,6 @@ class RewardChecks:
             self._begin(held, _Why.HELD)
         else:
             self._pass_over(held)
-
-    def draw_answer(self, held: Held) -> None:
-        """Put an answer to a held-out prompt up for a check; it counts meanwhile."""
-        if not (self.is_open or self.has_had_verifier):
-            return
-        if self._answer_bytes.has_room(held.sampler_id, held.size_bytes):
-            self._begin(held, _Why.ANSWER)
-        else:
-            self.unkept += 1
 
     def restore(self, owed: Iterable[Held]) -> None:
         """Forget everything but the groups that the ledger has kept to be checked."""
@@ -245,7 +237,7 @@ class RewardChecks:
     def let_go(self, held: Held, *, is_checked: bool = False) -> None:
         """Let the learner have a group, whose check is over."""
         if (check := self._checks.get(held.group_id)) is not None:
-            if is_checked and check.why is not _Why.ANSWER:
+            if is_checked:
                 self.tally.note_checked(held.sampler_id)
             self._end(check)
 
@@ -363,8 +355,7 @@ class RewardChecks:
 
     def _begin(self, held: Held, why: _Why) -> None:
         check = self._checks[held.group_id] = _Check(held, why)
-        if held.slot >= 0:
-            self._of_slot[held.slot] = held.group_id
+        self._of_slot[held.slot] = held.group_id
         self._count(check, 1)
         self._wait(check)
 
@@ -418,8 +409,6 @@ class RewardChecks:
             case _Why.OWED:
                 self._owed.take(name, sign)
                 self._owed_bytes.take(name, size_bytes)
-            case _Why.ANSWER:
-                self._answer_bytes.take(name, size_bytes)
 
     @property
     def _verifiers_to_ask(self) -> int:

@@ -9,6 +9,9 @@
 
         '-- once too many attempts have failed (see ``slots``), instead: abandoned
 
+    held-out slots: leased --submit--> spooled --its check is over, or there is none--> evaluated
+                    they are put in when an evaluation begins (see ``evaluations``), and none is made up
+
     skipped: its turn came while its prompt was aside, or kept from the only sampler there is; never leased
     lost: it may have been trained on without the ledger knowing, because it was open in a backup that was
           restored, the learner says that it had the group before, or its last attempt's group was taken back
@@ -38,14 +41,17 @@ from node.coordinator.work.run_data import NO_DATA, DataSeen
 from node.coordinator.work.slot_generations import Generation, LostSlots
 from node.coordinator.work.slots import (
     FIRST_RETRY_S,
+    HELD_OUT_FROM,
     SAME_SAMPLER_S,
     SETTLED,
     UNTRAINED,
     WAIT_FOR_OTHERS_S,
-    Attempt,
+    HeldOutAnswer,
     Slot,
+    SlotKind,
     SlotState,
     group_id,
+    kind_of,
     prompt_of_slot,
     reopened,
     slot_and_attempt,
@@ -91,9 +97,12 @@ class Training:
 @dataclass(frozen=True, slots=True)
 class SlotBalance:
     open_ones: tuple[Slot, ...] = ()
+    """Slots of both kinds; the fields that follow are of training's."""
     settled: Mapping[SlotState, int] = field(default_factory=dict)
     next_slot: int = 0
     """Number of the next slot to be leased for the first time."""
+    next_held_out: int = HELD_OUT_FROM
+    """Number after the newest held-out slot there ever was."""
     lost: tuple[int, ...] = ()
     found: tuple[int, ...] = ()
     """Between two generations, and named by a step record since."""
@@ -128,6 +137,7 @@ class SlotTable:
         """When slots that are available are given up, if their prompts are kept from somebody."""
         self._lost = LostSlots(open_ones=balance.lost, generations=balance.generations, found=balance.found)
         self._next_slot = balance.next_slot
+        self._next_held_out = balance.next_held_out
         self.apply(balance.open_ones, now=now)
 
     @property
@@ -152,7 +162,12 @@ class SlotTable:
         return None if granted_at_s is None or slot.winner != slot.granted else max(0.0, now - granted_at_s)
 
     def counts(self) -> dict[SlotState, int]:
+        """Count the slots of training by state."""
         return dict(self._counts)
+
+    def answered(self) -> list[Slot]:
+        """Return the held-out slots whose group does not count yet, lowest number first."""
+        return [self.open_slots[number] for number in sorted(self.open.answered)]
 
     def untrained(self) -> list[Slot]:
         """Return the slots whose group waits for training, oldest first."""
@@ -178,12 +193,12 @@ class SlotTable:
         return self.open_slots[number]
 
     def undelivered(self, number: int) -> Slot | None:
-        """Return a slot whose group the learner was not sent; None: it was, or the slot has none."""
-        is_here = number in self.open.undelivered or number in self.open.ungraded
-        return self.open_slots[number] if is_here else None
+        """Return a slot whose group was neither sent to the learner nor counted in a score; else None."""
+        here = (self.open.undelivered, self.open.ungraded, self.open.answered)
+        return self.open_slots[number] if any(number in numbers for numbers in here) else None
 
     def is_known(self, slot: int) -> bool:
-        return 0 <= slot < self._next_slot
+        return 0 <= slot < self._next_slot or HELD_OUT_FROM <= slot < self._next_held_out
 
     def has_submitted(self, name: str) -> bool:
         """Whether a group of this id was submitted here, or may have been in the time that was lost."""
@@ -217,34 +232,30 @@ class SlotTable:
         *,
         now: float,
         aside: Callable[[int], Aside],
-        passes_over: Callable[[Slot], bool] = lambda _: False,
-        looks_at: int = SUSPECTS_LOOKED_AT,
     ) -> tuple[Slot, ...]:
-        """Lease up to ``wanted`` slots: those up for another attempt first, oldest first.
+        """Lease up to ``wanted`` slots of training: those up for another attempt first, oldest first.
 
         Args:
             aside: Whether a prompt is to be passed over. A new slot is then returned as SKIPPED, or as
                 AVAILABLE where others may have it.
-            passes_over: Whether a slot up for another attempt is left to other samplers.
-            looks_at: How many slots up for another attempt may be looked at beyond those wanted.
         """
 
         def may_have(number: int) -> bool:
-            slot = self.open_slots[number]
-            return aside(slot.prompt_index) is Aside.NOT and not passes_over(slot)
+            return aside(self.open_slots[number].prompt_index) is Aside.NOT
 
-        again = list(self._up_again(holder, wanted, may_have, now=now, looks_at=looks_at))
+        again = list(self._up_again(holder, wanted, may_have, now=now))
         fresh = [] if self.prompts is None else list(self._fresh(wanted - len(again), aside))
-        leased = (
-            replace(
-                slot,
-                state=SlotState.LEASED,
-                granted=slot.granted + 1,
-                attempts=(*slot.attempts, Attempt(slot.granted + 1, holder)),
-            )
-            for slot in (*again, *(slot for slot, is_granted in fresh if is_granted))
-        )
+        granted = (*again, *(slot for slot, is_granted in fresh if is_granted))
+        leased = (slot.leased_to(holder) for slot in granted)
         return (*leased, *(slot for slot, is_granted in fresh if not is_granted))
+
+    def grant_held_out(
+        self, holder: str, wanted: int, *, now: float, may_have: Callable[[Slot], bool]
+    ) -> tuple[Slot, ...]:
+        """Lease up to ``wanted`` held-out slots that a sampler ``may_have``, lowest number first."""
+        available = (self.open_slots[number] for number in self.open.held_out)
+        due = (slot for slot in available if self._may_retry(slot.number, holder, now=now) and may_have(slot))
+        return tuple(slot.leased_to(holder) for slot in islice(due, max(0, wanted)))
 
     def release(self, holder: str, lease_ids: Iterable[str]) -> tuple[Slot, ...]:
         """Return, unbegun, the slots of those leases that ``holder`` holds."""
@@ -308,10 +319,13 @@ class SlotTable:
             if is_kept_from_some(slot.prompt_index)
         )
 
-    def submitted(self, slot: int, attempt: int, *, is_graded: bool = True) -> Slot:
-        """Return the slot as a WANTED attempt wins it."""
+    def submitted(
+        self, slot: int, attempt: int, *, is_graded: bool = True, answer: HeldOutAnswer | None = None
+    ) -> Slot:
+        """Return the slot as a WANTED attempt wins it; ``answer``: what a held-out prompt's group says."""
         state = SlotState.SPOOLED if is_graded else SlotState.UNGRADED
-        return replace(self.open_slots[slot].with_submission(attempt), state=state, winner=attempt)
+        won = self.open_slots[slot].with_submission(attempt)
+        return replace(won, state=state, winner=attempt, answer=answer)
 
     def graded(self, slot: int, attempt: int) -> Slot | None:
         """Return the slot with its group graded; None where no such group waits for that."""
@@ -344,7 +358,7 @@ class SlotTable:
         A slot that would be abandoned for it is lost instead: a step record that is on its way may name it.
         """
         entry = self.refused(slot, attempt)
-        is_given_up = entry is not None and entry.state is SlotState.ABANDONED
+        is_given_up = entry is not None and entry.state is SlotState.ABANDONED and slot < HELD_OUT_FROM
         return replace(entry, state=SlotState.LOST) if entry is not None and is_given_up else entry
 
     def judged(self, slot: int, attempt: int, verdict: Verdict) -> Slot | None:
@@ -371,7 +385,7 @@ class SlotTable:
         for name in group_ids:
             number, attempt = slot_and_attempt(name)
             entry = self.open_slots.get(number)
-            if not self.is_known(number):
+            if not self.is_known(number) or kind_of(number) is SlotKind.HELD_OUT:
                 unknown.append(name)
             elif number in slots:
                 doubled.append(name)
@@ -392,14 +406,10 @@ class SlotTable:
         for slot in slots:
             is_settled = slot.state in SETTLED
             before = self.open.pop(slot.number) if is_settled else self.open.put(slot)
-            self._next_slot = max(self._next_slot, slot.number + 1)
-            self._counts[slot.state] += 1
-            if before is not None:
-                self._counts[before.state] -= 1
-            elif slot.number in self._lost and self._lost.discard(slot.number):
-                self._counts[SlotState.LOST] -= 1
-            if slot.state is SlotState.LOST:
-                self._lost.add(slot.number)
+            if slot.kind is SlotKind.TRAIN:
+                self._count(slot, before)
+            else:
+                self._next_held_out = max(self._next_held_out, slot.number + 1)
             self._retry_at_s.pop(slot.number, None)
             if slot.state is SlotState.AVAILABLE and slot.last_failure in FAULTS:
                 self._retry_at_s[slot.number] = now + FIRST_RETRY_S
@@ -415,13 +425,24 @@ class SlotTable:
                 self._deadlines[slot.number] = now + self._lease_ttl_s
                 self._granted_at_s[slot.number] = now
 
+    def _count(self, slot: Slot, before: Slot | None) -> None:
+        """Count a slot of training by its state; ``before``: what it was, None where it was not open."""
+        self._next_slot = max(self._next_slot, slot.number + 1)
+        self._counts[slot.state] += 1
+        if before is not None:
+            self._counts[before.state] -= 1
+        elif slot.number in self._lost and self._lost.discard(slot.number):
+            self._counts[SlotState.LOST] -= 1
+        if slot.state is SlotState.LOST:
+            self._lost.add(slot.number)
+
     def _up_again(
-        self, holder: str, wanted: int, may_have: Callable[[int], bool], *, now: float, looks_at: int
+        self, holder: str, wanted: int, may_have: Callable[[int], bool], *, now: float
     ) -> Iterator[Slot]:
-        candidates = islice(self.open.suspect, looks_at)
+        candidates = islice(self.open.suspect, SUSPECTS_LOOKED_AT)
         due = (n for n in candidates if may_have(n) and self._may_retry(n, holder, now=now))
         suspects = islice(due, max(1, wanted // SUSPECTS_PER_GRANT))
-        sound = filter(may_have, islice(self.open.sound, max(0, wanted) + looks_at))
+        sound = filter(may_have, islice(self.open.sound, max(0, wanted) + SUSPECTS_LOOKED_AT))
         numbers = islice(heapq.merge(sound, suspects), max(0, wanted))
         return map(self.open_slots.__getitem__, numbers)
 

@@ -1,5 +1,8 @@
 """A slot: one intended use of one prompt, the attempts made at it, and when it is given up; pure.
 
+A slot is of training, or of a held-out prompt that one version is asked. Numbers say which: those of training
+count from 0, a held-out slot's follow from its version and its place among the slots of that version.
+
 A lease that is given back unbegun leaves no trace. Every other attempt that came to nothing counts. After a
 fault, which a sampler found, the slot waits a moment and goes to another sampler (see ``bad_prompts``); where
 there is none, it is given up, and its prompt is asked again in the next epoch. The rest of a slot's life is
@@ -9,13 +12,22 @@ in ``slot_table``.
 import enum
 import hashlib
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from node.failure import FAULTS, Failure
 
-_GROUP_ID: Final = re.compile(r"(0|[1-9][0-9]{0,15})\.([1-9][0-9]{0,8})")
+_NUMBER: Final = "(0|[1-9][0-9]{0,15})"
+_ATTEMPT: Final = r"\.([1-9][0-9]{0,8})"
+_GROUP_ID: Final = re.compile(_NUMBER + _ATTEMPT)
+_HELD_OUT_ID: Final = re.compile(f"e{_NUMBER}-{_NUMBER}{_ATTEMPT}")
 
+HELD_OUT_FROM: Final = 1 << 52
+"""Number of the first held-out slot of version 0; no run has as many slots of training."""
+
+HELD_OUT_PLACES: Final = 1 << 13
+"""Held-out slots that a version may have: twice ``coordinator.evaluation.prompts`` at its largest."""
 
 MAX_ATTEMPTS: Final = 5
 """Attempts a slot may lose, to whatever: a prompt that kills every sampler, or whose groups nobody accepts,
@@ -55,7 +67,13 @@ class SlotState(enum.StrEnum):
     LOST = "lost"
     SKIPPED = "skipped"
     EVALUATED = "evaluated"
-    """A held-out prompt's group was counted. Never a slot of training."""
+    """A held-out prompt's group counts in the score of its version. Never a slot of training."""
+
+
+class SlotKind(enum.StrEnum):
+    TRAIN = "train"
+    HELD_OUT = "held_out"
+    """Its group is scored, and the learner never sees it."""
 
 
 SETTLED: Final = frozenset(
@@ -70,7 +88,7 @@ SETTLED: Final = frozenset(
 )
 DELIVERABLE: Final = frozenset({SlotState.SPOOLED, SlotState.ACCEPTED})
 UNTRAINED: Final = DELIVERABLE | {SlotState.UNGRADED}
-CONSUMED: Final = frozenset({SlotState.TRAINED, SlotState.UNINFORMATIVE})
+CONSUMED: Final = frozenset({SlotState.TRAINED, SlotState.UNINFORMATIVE, SlotState.EVALUATED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +103,17 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldOutAnswer:
+    """The group that won a held-out slot, in numbers."""
+
+    reward_mean: float
+    cut_completions: int
+    tokens: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """The grader's metrics besides the reward, by name."""
+
+
+@dataclass(frozen=True, slots=True)
 class Slot:
     number: int
     prompt_index: int
@@ -93,7 +122,13 @@ class Slot:
     granted: int
     """Leases ever granted on it: the newest attempt's number."""
     winner: int = 0
-    """Attempt whose group is ungraded, spooled, accepted or trained on; 0 while there is none."""
+    """Attempt whose group is ungraded, spooled, accepted, trained on or scored; 0 while there is none."""
+    answer: HeldOutAnswer | None = None
+    """A held-out slot's group in numbers, while it has won; None: none has, or the slot is of training."""
+
+    @property
+    def kind(self) -> SlotKind:
+        return kind_of(self.number)
 
     @property
     def lease(self) -> Attempt | None:
@@ -116,6 +151,12 @@ class Slot:
     def attempt(self, number: int) -> Attempt | None:
         return next((attempt for attempt in self.attempts if attempt.number == number), None)
 
+    def leased_to(self, holder: str) -> "Slot":
+        """Return it under a new lease."""
+        number = self.granted + 1
+        attempts = (*self.attempts, Attempt(number, holder))
+        return replace(self, state=SlotState.LEASED, granted=number, attempts=attempts)
+
     def with_submission(self, number: int) -> "Slot":
         return self._with(number, is_submitted=True)
 
@@ -127,19 +168,52 @@ class Slot:
         return replace(self, attempts=tuple(attempts))
 
 
+def kind_of(number: int) -> SlotKind:
+    return SlotKind.TRAIN if number < HELD_OUT_FROM else SlotKind.HELD_OUT
+
+
+def held_out_number(version: int, place: int) -> int:
+    """Return the number of a held-out slot of a version; ``place`` is below ``HELD_OUT_PLACES``."""
+    return HELD_OUT_FROM + version * HELD_OUT_PLACES + place
+
+
+def version_and_place(number: int) -> tuple[int, int]:
+    """Return which version a held-out slot is of, and its place among that version's slots."""
+    return divmod(number - HELD_OUT_FROM, HELD_OUT_PLACES)
+
+
 def group_id(slot: int, attempt: int) -> str:
-    return f"{slot}.{attempt}"
+    """Return the id of a group and its lease: ``<slot>.<attempt>``, ``e<version>-<place>.<attempt>``."""
+    if kind_of(slot) is SlotKind.TRAIN:
+        return f"{slot}.{attempt}"
+    version, place = version_and_place(slot)
+    return f"e{version}-{place}.{attempt}"
 
 
 def parse_group_id(text: str) -> tuple[int, int] | None:
-    """Return (slot, attempt); None where ``text`` is not the id of a group or lease."""
+    """Return (slot, attempt); None where ``text`` is not the id of a group for training."""
     match = _GROUP_ID.fullmatch(text)
-    return (int(match[1]), int(match[2])) if match else None
+    if match is None or kind_of(int(match[1])) is SlotKind.HELD_OUT:
+        return None
+    return int(match[1]), int(match[2])
+
+
+def parse_held_out_id(text: str) -> tuple[int, int] | None:
+    """Return (slot, attempt); None where ``text`` is not the id of a held-out prompt's group."""
+    match = _HELD_OUT_ID.fullmatch(text)
+    if match is None or int(match[2]) >= HELD_OUT_PLACES:
+        return None
+    return held_out_number(int(match[1]), int(match[2])), int(match[3])
+
+
+def is_held_out(lease_id: str) -> bool:
+    """Whether it can only be the id of a held-out slot's lease or group: others begin with a digit."""
+    return lease_id.startswith("e")
 
 
 def slot_and_attempt(text: str) -> tuple[int, int]:
-    """As ``parse_group_id``; a slot that does not exist where ``text`` is no such id."""
-    return parse_group_id(text) or (-1, 0)
+    """Return the (slot, attempt) of a group of either kind; a slot that does not exist for any other text."""
+    return parse_group_id(text) or parse_held_out_id(text) or (-1, 0)
 
 
 def reopened(slot: Slot) -> Slot:
@@ -147,7 +221,8 @@ def reopened(slot: Slot) -> Slot:
     witnesses = [attempt.holder for attempt in slot.attempts if attempt.failure in FAULTS]
     has_failed = len(set(witnesses)) >= MAX_WITNESSES or len(witnesses) >= MAX_FAULTS
     is_spent = has_failed or len(slot.attempts) >= MAX_ATTEMPTS
-    return replace(slot, state=SlotState.ABANDONED if is_spent else SlotState.AVAILABLE, winner=0)
+    state = SlotState.ABANDONED if is_spent else SlotState.AVAILABLE
+    return replace(slot, state=state, winner=0, answer=None)
 
 
 def prompt_of_slot(

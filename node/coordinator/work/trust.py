@@ -14,7 +14,7 @@ from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.bad_prompts import NO_PROMPTS
 from node.coordinator.work.check_queue import Held
 from node.coordinator.work.decisions import Decision
-from node.coordinator.work.slots import group_id
+from node.coordinator.work.slots import SlotKind, group_id, kind_of
 from node.rollout import RewardCheck, RewardFinding
 from node.verdict import GroupVerdict, Verdict
 
@@ -34,10 +34,11 @@ def revocation(accounts: Accounts, node_ids: Collection[str], *, now: float) -> 
     nothing."""
     freed = tuple(slot for node_id in sorted(node_ids) for slot in accounts.slots.freed(node_id))
     bad = accounts.bad_prompts.without(node_ids)
+    taken_back = accounts.evaluations.without(node_ids)
     transaction = Transaction(
-        slots=freed,
+        slots=(*freed, *taken_back.slots),
         prompts=bad,
-        evaluation=accounts.evaluations.revoked(node_ids, now=now),
+        evaluations=taken_back.evaluations,
     )
     return Decision(Undone(len(freed), len(bad.bad) + len(bad.lifted)), transaction)
 
@@ -83,13 +84,13 @@ def reward_checked(
     """Decide what becomes of a group that was checked, and of its sampler.
 
     A group with other rewards, or one that the grader cannot grade, is thrown out, unless it has been
-    delivered unchecked: the learner may be training on it. An answer to a held-out prompt is taken back. A
-    proven liar loses its leases and all of its groups that are not yet trained on; the learner is told its
-    name, and throws out what it holds of them.
+    delivered unchecked: the learner may be training on it. An answer to a held-out prompt goes from its
+    score. A proven liar loses its leases and all of its groups that are not yet trained on; the learner is
+    told its name, and throws out what it holds of them.
     """
     name, before = held.sampler_id, accounts.standings.of(held.sampler_id)
     # What was trained on unchecked was kept for this.
-    is_settled = held.slot >= 0 and held.slot not in accounts.slots.open_slots
+    is_settled = held.slot not in accounts.slots.open_slots
     freed = (held.slot,) if is_settled else ()
     if finding.outcome is RewardCheck.SKIPPED or before.is_proven_liar:
         return Decision(Checked(name), Transaction(freed=freed))
@@ -106,9 +107,10 @@ def reward_checked(
         transaction = replace(
             revocation(accounts, [name], now=now).transaction, standings=transaction.standings, freed=freed
         )
-    elif held.answer is not None:
-        evaluation = accounts.evaluations.taken_back(held.group_id, now=now)
-        return Decision(Checked(name), replace(transaction, evaluation=evaluation))
+    elif is_settled and kind_of(held.slot) is SlotKind.HELD_OUT:
+        change = accounts.evaluations.without((), group_ids=[held.group_id])
+        retracted = replace(transaction, slots=change.slots, evaluations=change.evaluations)
+        return Decision(Checked(name), retracted)
     else:
         slot = accounts.slots.undelivered(held.slot)
         suspect = [slot] if slot is not None and group_id(slot.number, slot.winner) == held.group_id else []

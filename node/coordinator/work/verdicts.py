@@ -11,12 +11,21 @@ from typing import Final
 from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.bad_prompts import NO_PROMPTS, PromptChange
 from node.coordinator.work.capacity import is_full
-from node.coordinator.work.decisions import Decision, held_against_odd
-from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
+from node.coordinator.work.decisions import Decision
 from node.coordinator.work.group_check import objection
+from node.coordinator.work.held_out_score import answer_of
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.slot_table import Claim
-from node.coordinator.work.slots import SlotState, group_id, parse_group_id
+from node.coordinator.work.slots import (
+    HeldOutAnswer,
+    SlotKind,
+    SlotState,
+    group_id,
+    kind_of,
+    parse_group_id,
+    parse_held_out_id,
+    version_and_place,
+)
 from node.errors import Reason, RefusedError
 from node.rollout import EncodedGroup, GroupHeader, RolloutGroup, check_group, other_options
 from node.verdict import GroupVerdict, Verdict
@@ -59,19 +68,17 @@ def submission(
     sampler_id, name = encoded.sampler_id, encoded.group_id
     if (standing := accounts.standings.of(sampler_id)).is_proven_liar:
         return _answer(Verdict.SUSPECT, standing.quarantine)
-    if is_evaluation_lease(name):
-        return _evaluated(accounts, encoded, group, is_published, now=now)
-    work, parsed = accounts.work, parse_group_id(name)
+    work, parsed = accounts.work, parse_group_id(name) or parse_held_out_id(name)
     header = group.header if isinstance(group, RolloutGroup) else group
     if parsed is None:
         return _answer(Verdict.MALFORMED, f"{name[:100]!r} is not a group id; expected <slot>.<attempt>")
     if isinstance(header, GroupHeader) and header.run_id != work.run_id:
         return _answer(Verdict.FOREIGN, f"it is of run {header.run_id[:100]!r}, this is {work.run_id!r}")
-    match accounts.slots.claim(*parsed, sampler_id):
+    match _claim(accounts, parsed, sampler_id):
         case Claim.NEVER_GRANTED:
             return _answer(Verdict.FOREIGN, f"lease {name} is not {sampler_id}'s")
         case Claim.DUPLICATE:
-            return _answer(Verdict.DUPLICATE, f"slot {parsed[0]} has its group already")
+            return _answer(Verdict.DUPLICATE, f"the slot of lease {name} has its group already")
         case Claim.LOST:
             return _answer(Verdict.FOREIGN, f"slot {parsed[0]} was leased in a time that the ledger has lost")
     learner = _joined_learner(accounts)
@@ -80,14 +87,21 @@ def submission(
     if isinstance(header, RefusedError):
         refused = Submitted(Verdict.MALFORMED, str(header))
         return Decision(refused, _spent(accounts, parsed, sampler_id, refused, now=now))
-    problem = objection(
-        header,
-        accounts.slots.open_slots[parsed[0]],
-        work,
-        learner,
-        is_published,
-        is_confirmed=accounts.is_confirmed,
-    )
+    # Without its proof, which has served its purpose.
+    stored = EncodedGroup(encoded.header, encoded.columns, name, sampler_id, spooled_at_s=now)
+    slot, is_confirmed = accounts.slots.open_slots[parsed[0]], accounts.is_confirmed
+    if slot.kind is SlotKind.HELD_OUT:
+        assert isinstance(group, RolloutGroup), "the coordinator alone reads what is held out"
+        asked = accounts.evaluations.work(work)
+        problem = objection(
+            header, slot, asked, learner, is_published, is_confirmed=is_confirmed
+        ) or _unscorable(group, learner, version=version_and_place(slot.number)[0])
+        if problem is not None:
+            refused = Submitted(*problem)
+            return Decision(refused, _spent(accounts, parsed, sampler_id, refused, now=now))
+        answered = _spooled(accounts, parsed, stored, answer=answer_of(group), now=now)
+        return Decision(Submitted(Verdict.SPOOLED), answered)
+    problem = objection(header, slot, work, learner, is_published, is_confirmed=is_confirmed)
     if problem is not None:
         refused = Submitted(*problem)
         # Options change at the coordinator: who sampled by the old ones, as leased, has done nothing wrong.
@@ -98,9 +112,28 @@ def submission(
         )
         spent = _spent(accounts, parsed, sampler_id, refused, now=now)
         return Decision(refused, replace(spent, standings=()) if is_outdated else spent)
-    # Without its proof, which has served its purpose.
-    stored = EncodedGroup(encoded.header, encoded.columns, name, sampler_id, spooled_at_s=now)
     return Decision(Submitted(Verdict.SPOOLED), _spooled(accounts, parsed, stored, now=now))
+
+
+def _claim(accounts: Accounts, slot_and_attempt: tuple[int, int], sampler_id: str) -> Claim:
+    number, attempt = slot_and_attempt
+    claim = accounts.slots.claim(number, attempt, sampler_id)
+    if claim is Claim.WANTED and kind_of(number) is SlotKind.HELD_OUT:
+        return Claim.DUPLICATE if accounts.evaluations.has_answered(sampler_id, number) else claim
+    return claim
+
+
+def _unscorable(group: RolloutGroup, learner: Learner, *, version: int) -> tuple[Verdict, str] | None:
+    """Return why a group says nothing about a version; None where it does."""
+    try:
+        check_group(group, vocabulary_size=learner.vocabulary_size)
+    except RefusedError as refused:
+        return Verdict.MALFORMED, refused.what
+    others = {group.oldest_version, group.newest_version} - {version}
+    if not others:
+        return None
+    detail = f"version {min(others)} drew a token, evaluated is {version}"
+    return Verdict.STALE, f"{detail}: stay at it until the prompt is generated"
 
 
 def _spooled(
@@ -108,30 +141,45 @@ def _spooled(
     slot_and_attempt: tuple[int, int],
     stored: EncodedGroup,
     *,
+    answer: HeldOutAnswer | None = None,
     now: float,
 ) -> Transaction:
-    load = accounts.load()
-    if is_full(accounts.terms.bounds, load, group_bytes=stored.size_bytes):
+    """Return what stores a group; ``answer``: what one that answers a held-out prompt says."""
+    load, bounds = accounts.load(), accounts.terms.bounds
+    if answer is None and is_full(bounds, load, group_bytes=stored.size_bytes):
         raise RefusedError(
             Reason.BUSY,
             f"the spool has {load.untrained_groups} groups of {load.untrained_bytes} bytes",
             fix="send it again later",
         )
+    waiting_bytes = 0 if answer is None else accounts.held_out_bytes()
+    if waiting_bytes and waiting_bytes + stored.size_bytes > bounds.buffer_bytes:
+        what = f"{waiting_bytes} bytes of answers to held-out prompts wait for a check"
+        raise RefusedError(Reason.BUSY, what, fix="send it again later")
     if accounts.must_wait_for_checks(stored.sampler_id, now=now):
         waiting = accounts.reward_checks.held_by(stored.sampler_id)
         what = f"{waiting} groups of {stored.sampler_id} wait for a check of their rewards"
         raise RefusedError(Reason.BUSY, what, fix="send it again later")
-    slot = accounts.slots.submitted(*slot_and_attempt, is_graded=not accounts.work.verifiers_grade)
-    transaction = Transaction(slots=(slot,), stored=stored, verdicts=((stored.sampler_id, Verdict.SPOOLED),))
+    is_graded = not accounts.work.verifiers_grade
+    slot = accounts.slots.submitted(*slot_and_attempt, is_graded=is_graded, answer=answer)
+    verdicts = ((stored.sampler_id, Verdict.SPOOLED),) if answer is None else ()
+    transaction = Transaction(slots=(slot,), stored=stored, verdicts=verdicts)
     return _answered(accounts, transaction, slot.prompt_index, stored.sampler_id, now=now)
 
 
 def _spent(
     accounts: Accounts, slot_and_attempt: tuple[int, int], sampler_id: str, refused: Submitted, *, now: float
 ) -> Transaction:
-    """Return what a group that nobody can use makes of its slot and its sampler."""
+    """Return what a group that nobody can use makes of its slot and its sampler.
+
+    One that answers a held-out prompt is not counted among those of training, nor held against its sampler:
+    one that has to go on to a newer version brings it through no fault of its own.
+    """
+    slots = (accounts.slots.spent(*slot_and_attempt),)
+    if kind_of(slot_and_attempt[0]) is SlotKind.HELD_OUT:
+        return Transaction(slots=slots)
     return Transaction(
-        slots=(accounts.slots.spent(*slot_and_attempt),),
+        slots=slots,
         verdicts=((sampler_id, refused.verdict),),
         standings=(accounts.standings.of(sampler_id).after_refusal(now=now),),
     )
@@ -164,57 +212,6 @@ def _answered(
         standings=(*(() if after == before else (after,)), *contradicted),
         prompts=PromptChange(lifted=(prompt_index,)) if prompt_index in bad_prompts else NO_PROMPTS,
     )
-
-
-def _evaluated(
-    accounts: Accounts,
-    encoded: EncodedGroup,
-    group: GroupHeader | RolloutGroup | RefusedError,
-    is_published: Callable[[int], bool],
-    *,
-    now: float,
-) -> Decision[Submitted]:
-    """Count the group of a held-out prompt; it is not stored, and its verdict is not one of training."""
-    sampler_id, name = encoded.sampler_id, encoded.group_id
-    evaluations, work = accounts.evaluations, accounts.work
-    evaluation, claim = evaluations.under_way, evaluations.claim(name, sampler_id)
-    if claim is Claim.DUPLICATE:
-        return _answer(Verdict.DUPLICATE, f"the prompt of lease {name} has its answer already")
-    if claim is not Claim.WANTED or evaluation is None:
-        return _answer(Verdict.FOREIGN, f"lease {name} is not {sampler_id}'s")
-    learner = _joined_learner(accounts)
-    if isinstance(group, RefusedError):
-        problem: tuple[Verdict, str] | None = (Verdict.MALFORMED, str(group))
-    elif group.run_id != work.run_id:
-        problem = (Verdict.FOREIGN, f"it is of run {group.run_id[:100]!r}, this is {work.run_id!r}")
-    else:
-        assert isinstance(group, RolloutGroup), "the coordinator alone reads what is held out"
-        asked, slot = evaluations.work(work), evaluations.slot(name)
-        problem = objection(
-            group.header, slot, asked, learner, is_published, is_confirmed=accounts.is_confirmed
-        ) or _malformed(group, learner)
-        drawn_by = {group.oldest_version, group.newest_version}
-        if problem is None and drawn_by != {evaluation.version}:
-            other = next(iter(drawn_by - {evaluation.version}))
-            detail = f"version {other} drew a token, evaluated is {evaluation.version}"
-            problem = (Verdict.STALE, f"{detail}: stay at it until the prompt is generated")
-    if problem is not None:
-        return Decision(Submitted(*problem), Transaction(evaluation=evaluations.spent(name, now=now)))
-    assert isinstance(group, RolloutGroup)
-    answer = EncodedGroup(encoded.header, encoded.columns, name, sampler_id, spooled_at_s=now)
-    transaction = Transaction(
-        evaluation=evaluations.counted(name, sampler_id, group, now=now), answered=answer
-    )
-    answered = _answered(accounts, transaction, group.prompt_index, sampler_id, now=now)
-    return Decision(Submitted(Verdict.SPOOLED), held_against_odd(accounts, answered, now=now))
-
-
-def _malformed(group: RolloutGroup, learner: Learner) -> tuple[Verdict, str] | None:
-    try:
-        check_group(group, vocabulary_size=learner.vocabulary_size)
-    except RefusedError as refused:
-        return Verdict.MALFORMED, refused.what
-    return None
 
 
 def judgement(accounts: Accounts, judged: GroupVerdict, *, now: float) -> Decision[Judged | None]:

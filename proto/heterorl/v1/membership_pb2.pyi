@@ -663,7 +663,6 @@ class HeartbeatResponse(_message.Message):
     REVOCATIONS_FIELD_NUMBER: _builtins.int
     BEST_VERSION_FIELD_NUMBER: _builtins.int
     EVALUATING_VERSION_FIELD_NUMBER: _builtins.int
-    DOUBTED_VERSION_FIELD_NUMBER: _builtins.int
     IS_EVALUATED_FIELD_NUMBER: _builtins.int
     METRICS_EVERY_S_FIELD_NUMBER: _builtins.int
     WANTS_WHOLE_METRICS_FIELD_NUMBER: _builtins.int
@@ -682,16 +681,12 @@ class HeartbeatResponse(_message.Message):
     versions than that are not worth making. Others: 0.
     """
     best_version: _builtins.int
-    """Learners: the version that did best on held-out prompts so far, as in EvaluationStatus. Unset: none was
-    evaluated, or not a learner.
+    """Learners: the version that did best on held-out prompts so far, as in EvaluationStatus. Unset: none has a
+    score, and the learner keeps what it knows as the best; or not a learner.
     """
     evaluating_version: _builtins.int
     """Learners: the version under evaluation, or else the head if its evaluation is due; it may become the best
     one. Unset: none, or not a learner.
-    """
-    doubted_version: _builtins.int
-    """Learners: a version that scored higher than the best and is in doubt, as in EvaluationStatus: keep it as well.
-    Unset: none, or not a learner.
     """
     is_evaluated: _builtins.bool
     """Learners: whether the run evaluates versions, so that only an evaluation says which one is the best."""
@@ -739,21 +734,18 @@ class HeartbeatResponse(_message.Message):
         revocations: Global___Revocations | None = ...,
         best_version: _builtins.int | None = ...,
         evaluating_version: _builtins.int | None = ...,
-        doubted_version: _builtins.int | None = ...,
         is_evaluated: _builtins.bool = ...,
         metrics_every_s: _builtins.float | None = ...,
         wants_whole_metrics: _builtins.bool = ...,
         moved: _builtins.bytes = ...,
         next_heartbeat_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "_doubted_version", b"_doubted_version", "_evaluating_version", b"_evaluating_version", "_metrics_every_s", b"_metrics_every_s", "_next_heartbeat_s", b"_next_heartbeat_s", "best_version", b"best_version", "doubted_version", b"doubted_version", "evaluating_version", b"evaluating_version", "head", b"head", "metrics_every_s", b"metrics_every_s", "next_heartbeat_s", b"next_heartbeat_s", "revocations", b"revocations"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "_evaluating_version", b"_evaluating_version", "_metrics_every_s", b"_metrics_every_s", "_next_heartbeat_s", b"_next_heartbeat_s", "best_version", b"best_version", "evaluating_version", b"evaluating_version", "head", b"head", "metrics_every_s", b"metrics_every_s", "next_heartbeat_s", b"next_heartbeat_s", "revocations", b"revocations"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "_doubted_version", b"_doubted_version", "_evaluating_version", b"_evaluating_version", "_metrics_every_s", b"_metrics_every_s", "_next_heartbeat_s", b"_next_heartbeat_s", "best_version", b"best_version", "doubted_version", b"doubted_version", "evaluating_version", b"evaluating_version", "head", b"head", "is_evaluated", b"is_evaluated", "longest_lag_versions", b"longest_lag_versions", "lost_lease_ids", b"lost_lease_ids", "metrics_every_s", b"metrics_every_s", "moved", b"moved", "must_repair", b"must_repair", "next_heartbeat_s", b"next_heartbeat_s", "received_at_s", b"received_at_s", "revocations", b"revocations", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "verdicts", b"verdicts", "wants_whole_metrics", b"wants_whole_metrics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "_evaluating_version", b"_evaluating_version", "_metrics_every_s", b"_metrics_every_s", "_next_heartbeat_s", b"_next_heartbeat_s", "best_version", b"best_version", "evaluating_version", b"evaluating_version", "head", b"head", "is_evaluated", b"is_evaluated", "longest_lag_versions", b"longest_lag_versions", "lost_lease_ids", b"lost_lease_ids", "metrics_every_s", b"metrics_every_s", "moved", b"moved", "must_repair", b"must_repair", "next_heartbeat_s", b"next_heartbeat_s", "received_at_s", b"received_at_s", "revocations", b"revocations", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "verdicts", b"verdicts", "wants_whole_metrics", b"wants_whole_metrics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_version: _TypeAlias = _typing.Literal["best_version"]  # noqa: Y015
     _WhichOneofArgType__best_version: _TypeAlias = _typing.Literal["_best_version", b"_best_version"]  # noqa: Y015
-    _WhichOneofReturnType__doubted_version: _TypeAlias = _typing.Literal["doubted_version"]  # noqa: Y015
-    _WhichOneofArgType__doubted_version: _TypeAlias = _typing.Literal["_doubted_version", b"_doubted_version"]  # noqa: Y015
     _WhichOneofReturnType__evaluating_version: _TypeAlias = _typing.Literal["evaluating_version"]  # noqa: Y015
     _WhichOneofArgType__evaluating_version: _TypeAlias = _typing.Literal["_evaluating_version", b"_evaluating_version"]  # noqa: Y015
     _WhichOneofReturnType__metrics_every_s: _TypeAlias = _typing.Literal["metrics_every_s"]  # noqa: Y015
@@ -762,8 +754,6 @@ class HeartbeatResponse(_message.Message):
     _WhichOneofArgType__next_heartbeat_s: _TypeAlias = _typing.Literal["_next_heartbeat_s", b"_next_heartbeat_s"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__best_version) -> _WhichOneofReturnType__best_version | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__doubted_version) -> _WhichOneofReturnType__doubted_version | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__evaluating_version) -> _WhichOneofReturnType__evaluating_version | None: ...
     @_typing.overload
@@ -1265,8 +1255,8 @@ Global___Unusual: _TypeAlias = Unusual  # noqa: Y015
 
 @_typing.final
 class EvaluationStatus(_message.Message):
-    """How versions do on held-out prompts. First and best are among the evaluations with the prompts and the sampling
-    of the newest one.
+    """How versions do on held-out prompts. First and best are among the evaluations with a score that have the prompts and
+    the sampling of the newest one with a score.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1275,13 +1265,12 @@ class EvaluationStatus(_message.Message):
     FIRST_FIELD_NUMBER: _builtins.int
     BEST_FIELD_NUMBER: _builtins.int
     UNDER_WAY_FIELD_NUMBER: _builtins.int
-    DOUBTED_FIELD_NUMBER: _builtins.int
     BEST_BY_FIELD_NUMBER: _builtins.int
     best_by: _builtins.str
     """What the best version has most of: "reward", or a metric of the grader."""
     @_builtins.property
     def newest(self) -> Global___Evaluation:
-        """The newest finished one. Unset: none."""
+        """The newest finished one; it may have no score. Unset: none."""
 
     @_builtins.property
     def first(self) -> Global___Evaluation:
@@ -1289,19 +1278,11 @@ class EvaluationStatus(_message.Message):
 
     @_builtins.property
     def best(self) -> Global___Evaluation:
-        """The one with the highest `best_by`, of those in which more than half of the prompts count and no samplers
-        disagree without a third to decide; of equals the oldest. Unset: none.
-        """
+        """The one with the highest `best_by`; of equals the oldest. Unset: none."""
 
     @_builtins.property
     def under_way(self) -> Global___Evaluation:
         """The one under way, with what it counted so far. Unset: none."""
-
-    @_builtins.property
-    def doubted(self) -> Global___Evaluation:
-        """The highest of those that score more than the best and are in doubt: one sampler's word from before two were asked,
-        or samplers that disagree. Unset: none.
-        """
 
     def __init__(
         self,
@@ -1310,12 +1291,11 @@ class EvaluationStatus(_message.Message):
         first: Global___Evaluation | None = ...,
         best: Global___Evaluation | None = ...,
         under_way: Global___Evaluation | None = ...,
-        doubted: Global___Evaluation | None = ...,
         best_by: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "doubted", b"doubted", "first", b"first", "newest", b"newest", "under_way", b"under_way"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "first", b"first", "newest", b"newest", "under_way", b"under_way"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "best_by", b"best_by", "doubted", b"doubted", "first", b"first", "newest", b"newest", "under_way", b"under_way"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "best_by", b"best_by", "first", b"first", "newest", b"newest", "under_way", b"under_way"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1335,7 +1315,6 @@ class Evaluation(_message.Message):
     STARTED_AT_S_FIELD_NUMBER: _builtins.int
     FINISHED_AT_S_FIELD_NUMBER: _builtins.int
     COUNTED_PROMPTS_FIELD_NUMBER: _builtins.int
-    DROPPED_PROMPTS_FIELD_NUMBER: _builtins.int
     REWARD_MEAN_FIELD_NUMBER: _builtins.int
     REWARD_STANDARD_ERROR_FIELD_NUMBER: _builtins.int
     CUT_RATIO_FIELD_NUMBER: _builtins.int
@@ -1345,8 +1324,7 @@ class Evaluation(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     ANSWERS_FIELD_NUMBER: _builtins.int
     SAMPLERS_FIELD_NUMBER: _builtins.int
-    LEFT_OUT_FIELD_NUMBER: _builtins.int
-    DISPUTED_BY_FIELD_NUMBER: _builtins.int
+    BEST_BY_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The version that drew every token."""
     prompts: _builtins.int
@@ -1362,15 +1340,13 @@ class Evaluation(_message.Message):
     finished_at_s: _builtins.float
     """Likewise; 0: under way."""
     counted_prompts: _builtins.int
-    """Prompts answered by as many samplers as were asked, or by the only one that was there; while it is under way, by
-    any.
-    """
-    dropped_prompts: _builtins.int
-    """Prompts given up: too many attempts failed, no second sampler answered, or the settings changed before."""
+    """Prompts answered."""
     reward_mean: _builtins.float
-    """Mean over prompts of the mean reward of their completions; 0 where none counts."""
+    """Mean over the prompts answered of the mean reward of their completions. Unset, as what follows: it has no score,
+    because it is under way or less than 90 % of its prompts were answered.
+    """
     reward_standard_error: _builtins.float
-    """Standard error of that mean, between prompts; 0 where fewer than two count."""
+    """Standard error of that mean, between prompts. Unset also where one prompt counts."""
     cut_ratio: _builtins.float
     """Share of completions cut at the length limit."""
     tokens_mean: _builtins.float
@@ -1384,13 +1360,13 @@ class Evaluation(_message.Message):
     metrics: _builtins.str
     """What graders measured besides the reward, by name: a JSON object of means over prompts, as of the reward."""
     answers: _builtins.int
-    """Groups that count: each prompt is asked of several samplers, where there are several."""
+    """Groups that count: a prompt is asked of two samplers where no verifier checks the answers."""
     samplers: _builtins.int
     """Samplers whose groups count."""
-    left_out: _builtins.str
-    """Samplers whose groups do not count because they differ from all others' one way: names with commas between."""
-    disputed_by: _builtins.str
-    """Samplers that differ from each other one way, with nobody to say which is right. Likewise."""
+    best_by: _builtins.str
+    """The measure by which the run compared versions when it began: "reward", or a metric of the grader. Empty: older
+    software.
+    """
     def __init__(
         self,
         *,
@@ -1402,24 +1378,37 @@ class Evaluation(_message.Message):
         started_at_s: _builtins.float = ...,
         finished_at_s: _builtins.float = ...,
         counted_prompts: _builtins.int = ...,
-        dropped_prompts: _builtins.int = ...,
-        reward_mean: _builtins.float = ...,
-        reward_standard_error: _builtins.float = ...,
-        cut_ratio: _builtins.float = ...,
-        tokens_mean: _builtins.float = ...,
+        reward_mean: _builtins.float | None = ...,
+        reward_standard_error: _builtins.float | None = ...,
+        cut_ratio: _builtins.float | None = ...,
+        tokens_mean: _builtins.float | None = ...,
         first_prompt: _builtins.int = ...,
         sampling: _builtins.str = ...,
         metrics: _builtins.str = ...,
         answers: _builtins.int = ...,
         samplers: _builtins.int = ...,
-        left_out: _builtins.str = ...,
-        disputed_by: _builtins.str = ...,
+        best_by: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cut_ratio", b"_cut_ratio", "_reward_mean", b"_reward_mean", "_reward_standard_error", b"_reward_standard_error", "_tokens_mean", b"_tokens_mean", "cut_ratio", b"cut_ratio", "reward_mean", b"reward_mean", "reward_standard_error", b"reward_standard_error", "tokens_mean", b"tokens_mean"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "completions", b"completions", "counted_prompts", b"counted_prompts", "cut_ratio", b"cut_ratio", "disputed_by", b"disputed_by", "dropped_prompts", b"dropped_prompts", "finished_at_s", b"finished_at_s", "first_prompt", b"first_prompt", "left_out", b"left_out", "max_new_tokens", b"max_new_tokens", "metrics", b"metrics", "prompts", b"prompts", "reward_mean", b"reward_mean", "reward_standard_error", b"reward_standard_error", "samplers", b"samplers", "sampling", b"sampling", "started_at_s", b"started_at_s", "temperature", b"temperature", "tokens_mean", b"tokens_mean", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cut_ratio", b"_cut_ratio", "_reward_mean", b"_reward_mean", "_reward_standard_error", b"_reward_standard_error", "_tokens_mean", b"_tokens_mean", "answers", b"answers", "best_by", b"best_by", "completions", b"completions", "counted_prompts", b"counted_prompts", "cut_ratio", b"cut_ratio", "finished_at_s", b"finished_at_s", "first_prompt", b"first_prompt", "max_new_tokens", b"max_new_tokens", "metrics", b"metrics", "prompts", b"prompts", "reward_mean", b"reward_mean", "reward_standard_error", b"reward_standard_error", "samplers", b"samplers", "sampling", b"sampling", "started_at_s", b"started_at_s", "temperature", b"temperature", "tokens_mean", b"tokens_mean", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__cut_ratio: _TypeAlias = _typing.Literal["cut_ratio"]  # noqa: Y015
+    _WhichOneofArgType__cut_ratio: _TypeAlias = _typing.Literal["_cut_ratio", b"_cut_ratio"]  # noqa: Y015
+    _WhichOneofReturnType__reward_mean: _TypeAlias = _typing.Literal["reward_mean"]  # noqa: Y015
+    _WhichOneofArgType__reward_mean: _TypeAlias = _typing.Literal["_reward_mean", b"_reward_mean"]  # noqa: Y015
+    _WhichOneofReturnType__reward_standard_error: _TypeAlias = _typing.Literal["reward_standard_error"]  # noqa: Y015
+    _WhichOneofArgType__reward_standard_error: _TypeAlias = _typing.Literal["_reward_standard_error", b"_reward_standard_error"]  # noqa: Y015
+    _WhichOneofReturnType__tokens_mean: _TypeAlias = _typing.Literal["tokens_mean"]  # noqa: Y015
+    _WhichOneofArgType__tokens_mean: _TypeAlias = _typing.Literal["_tokens_mean", b"_tokens_mean"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cut_ratio) -> _WhichOneofReturnType__cut_ratio | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reward_mean) -> _WhichOneofReturnType__reward_mean | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reward_standard_error) -> _WhichOneofReturnType__reward_standard_error | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tokens_mean) -> _WhichOneofReturnType__tokens_mean | None: ...
 
 Global___Evaluation: _TypeAlias = Evaluation  # noqa: Y015
 

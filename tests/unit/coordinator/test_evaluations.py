@@ -1,4 +1,4 @@
-"""Held-out prompts: which version is asked them, what counts, and what is left of it in the accounts."""
+"""Held-out prompts: which version is asked them, of whom, what counts, and when it is over."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,36 +7,56 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from node.coordinator.work import decisions, sampler_standing, trust
-from node.coordinator.work.accounts import Balance, Transaction
+from node.coordinator.work import decisions, evaluations, sampler_standing, trust
+from node.coordinator.work.accounts import Balance
+from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.decisions import Released, release
-from node.coordinator.work.evaluation import evaluation_record
-from node.coordinator.work.evaluation.evaluation_settings import NO_EVALUATION, EvaluationSettings
-from node.coordinator.work.evaluation.evaluations import EvaluationBalance
+from node.coordinator.work.evaluation_settings import NO_EVALUATION, EvaluationSettings
+from node.coordinator.work.evaluations import EvaluationBalance
 from node.coordinator.work.sampler_standing import Standing
 from node.coordinator.work.slot_table import SlotBalance
-from node.coordinator.work.slots import FIRST_RETRY_S
+from node.coordinator.work.slots import (
+    FIRST_RETRY_S,
+    HELD_OUT_PLACES,
+    SAME_SAMPLER_S,
+    SlotKind,
+    SlotState,
+    group_id,
+    held_out_number,
+    kind_of,
+    parse_group_id,
+    parse_held_out_id,
+    slot_and_attempt,
+    version_and_place,
+)
 from node.coordinator.work.verifier_places import VerifierPlaces
+from node.evaluation import Evaluation, EvaluationStatus
 from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion
 from node.rollout import Finish, LeasePurpose, RewardCheck, RewardFinding
-from node.run import Evaluation, EvaluationStatus
 from node.sampling_parameters import SamplingParameters
 from node.verdict import Verdict
-from support.coordinator import LEARNER, NOW_S, TTL_S, WORK, Desk, make_accounts
+from support.coordinator import BOUNDS, LEARNER, NOW_S, TTL_S, WORK, Desk, make_accounts
 from support.groups import SAMPLING, make_completion
 
 GREEDY = replace(SAMPLING, top_k=1, max_new_tokens=16, stop=("\n",))
 SETTINGS = EvaluationSettings(
     every_versions=10, prompts=4, completions=1, temperature=0.0, sampling=GREEDY, held_out_prompts=4
 )
+ROOMY = replace(BOUNDS, buffer_groups=64)
+"""So that answers which wait for a check leave their sampler room."""
+TEN = replace(SETTINGS, prompts=10, held_out_prompts=10)
 
 BEGUN = Evaluation(0, 46, 4, 1, 0.0, 16, NOW_S, sampling='{"stop": ["\\n"]}')
 
 
-def make_desk(settings: EvaluationSettings = SETTINGS, balance: Balance | None = None) -> Desk:
-    desk = Desk(make_accounts(balance, evaluation=settings))
+def make_desk(
+    settings: EvaluationSettings = SETTINGS, balance: Balance | None = None, *, bounds: Bounds = BOUNDS
+) -> Desk:
+    desk = Desk(make_accounts(balance, evaluation=settings, bounds=bounds))
     desk.accounts.confirm()
     return desk
 
@@ -95,14 +115,33 @@ def answer(desk: Desk, *rewards: float, version: int = 0, sampler_id: str = "s1"
 def evaluate(desk: Desk, version: int, said: Mapping[str, Sequence[float]], **measured: float) -> Evaluation:
     """Answer all prompts of a version as its samplers, in order, and return the record."""
     desk.evaluate(version)
-    for sampler_id in said:
-        desk.accounts.evaluations.grant(sampler_id, 0, held_version=version, running=0, now=desk.now)
+    for sampler_id in said:  # all are there from the beginning
+        desk.ask(sampler_id, 0, held=version)
     for sampler_id, rewards in said.items():
         answer(desk, *rewards, version=version, sampler_id=sampler_id, **measured)
     desk.evaluate(version)
     newest = finished(desk)
     assert newest.version == version
     return newest
+
+
+@given(version=st.integers(0, 1 << 38), place=st.integers(0, HELD_OUT_PLACES - 1), attempt=st.integers(1, 99))
+def test_the_number_of_a_held_out_slot_says_its_version_and_place_and_its_groups_id_says_both(
+    version: int, place: int, attempt: int
+) -> None:
+    number = held_out_number(version, place)
+    name = group_id(number, attempt)
+    assert (kind_of(number), version_and_place(number)) == (SlotKind.HELD_OUT, (version, place))
+    assert name == f"e{version}-{place}.{attempt}"
+    assert slot_and_attempt(name) == parse_held_out_id(name) == (number, attempt)
+    assert (parse_group_id(name), parse_group_id(f"{number}.1")) == (None, None)
+    assert number < 1 << 53, "tools that read numbers as floats have it exactly"
+
+
+@pytest.mark.parametrize("name", ["e0-8192.1", "e0-0.0", "e00-0.1", "e-1-0.1", "0-0.1", "e0-0", "e0-0.1 "])
+def test_what_is_no_id_of_a_held_out_prompts_group_is_none(name: str) -> None:
+    assert parse_held_out_id(name) is None
+    assert slot_and_attempt(name) == (-1, 0)
 
 
 def test_without_settings_nothing_is_evaluated_and_every_prompt_is_trained_on() -> None:
@@ -202,7 +241,7 @@ def test_the_record_is_worked_out_by_hand(desk: Desk) -> None:
         completion = make_completion(tokens, reward=rewards, finish=finish)
         desk.submit(lease_id, group=desk.answer(lease_id, completions=(completion,)))
     evaluation = finished(desk, 0)
-    assert (evaluation.counted_prompts, evaluation.dropped_prompts) == (4, 0)
+    assert evaluation.counted_prompts == 4
     assert (evaluation.answers, evaluation.samplers) == (4, 1)
     assert evaluation.reward_mean == 0.5
     # Squared distances 1/4, 1/4, 0, 0 over 3 * 4.
@@ -232,15 +271,6 @@ def test_a_prompts_completions_are_one_sample() -> None:
     evaluation = finished(desk, 0)
     assert (evaluation.reward_mean, evaluation.cut_ratio, evaluation.tokens_mean) == (0.75, 0.5, 6.0)
     assert evaluation.reward_standard_error == pytest.approx(0.25)
-
-
-def test_the_best_is_the_highest_mean_and_of_equals_the_older() -> None:
-    desk = make_desk()
-    for version, reward in ((0, 0.25), (10, 0.75), (20, 0.75), (30, 0.5)):
-        evaluate(desk, version, {"s1": [reward] * 4})
-    first = status(desk).first
-    assert first is not None
-    assert [one.version for one in (first, best_of(desk), finished(desk))] == [0, 10, 30]
 
 
 @pytest.mark.parametrize("held", [10, 12])
@@ -273,7 +303,7 @@ def test_a_token_of_another_version_does_not_count_and_the_prompt_is_asked_again
 
 def test_a_sampler_that_may_be_asked_more_later_is_told_so() -> None:
     """Seen as 11 of 12 prompts dropped: the sampler went on before the hub had its last answer."""
-    desk = make_desk(replace(SETTINGS, prompts=2, answers=2))
+    desk = make_desk(replace(SETTINGS, prompts=2))
     begin(desk)
     first = desk.ask("s1")
     while_it_is_away = desk.ask("s1", held=0)
@@ -288,7 +318,7 @@ def test_a_sampler_that_may_be_asked_more_later_is_told_so() -> None:
 
 def test_held_out_prompts_go_only_to_samplers_that_stay_and_others_are_told_to() -> None:
     """Seen as 12 of 12 dropped: the request of a sampler that moved on meanwhile began the evaluation."""
-    desk = make_desk(replace(SETTINGS, prompts=2, answers=2))
+    desk = make_desk(replace(SETTINGS, prompts=2))
     desk.evaluate(0)
     for other in ("s2", "s3"):  # before the evaluation begins, and while it is under way
         on_its_way = desk.ask("s1", stays=False)
@@ -333,12 +363,14 @@ def test_a_sampler_whose_allowance_has_shrunk_below_what_it_holds_is_asked_a_pro
     assert desk.lease("s1") == []
 
 
-def test_a_group_of_another_run_or_prompt_does_not_count(desk: Desk) -> None:
-    for changes in ({"run_id": "other"}, {"prompt_index": 0}, {"sampling": SAMPLING}):
-        lease_id = lease(desk)
-        group = replace(desk.answer(lease_id), **changes)
-        assert desk.submit(lease_id, group=group).verdict is Verdict.FOREIGN
+@pytest.mark.parametrize("changes", [{"run_id": "other"}, {"prompt_index": 0}, {"sampling": SAMPLING}])
+def test_a_group_of_another_run_or_prompt_does_not_count(desk: Desk, changes: dict[str, Any]) -> None:
+    lease_id = lease(desk)
+    group = replace(desk.answer(lease_id), **changes)
+    assert desk.submit(lease_id, group=group).verdict is Verdict.FOREIGN
+    desk.evaluate(0)
     assert status(desk).under_way == BEGUN
+    assert desk.accounts.verdicts_of("s1") == {}
 
 
 def test_a_sampler_has_no_more_leases_than_any_peer_may(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,7 +386,7 @@ def test_what_is_no_lease_of_this_run_is_foreign_after_an_evaluation_too(desk: D
     answer(desk, 0, 0, 0)
     desk.evaluate(0)
     assert status(desk).under_way is None
-    assert desk.submit(lease_id, group=group).verdict is Verdict.FOREIGN
+    assert desk.submit(lease_id, group=group).verdict in (Verdict.FOREIGN, Verdict.MALFORMED)
 
 
 @pytest.mark.parametrize("lease_id", ["e0-0.1", "e0-0.2", "e0-9.1", "e10-0.1", "e0-x", "e-0.1"])
@@ -381,46 +413,6 @@ def test_a_heartbeat_keeps_a_lease_while_its_evaluation_lasts(desk: Desk) -> Non
     assert desk.expire(TTL_S - 1) == 0
 
 
-def test_a_prompt_that_cannot_be_answered_is_dropped_from_this_evaluation_and_counted(desk: Desk) -> None:
-    lease_id = lease(desk)
-    assert desk.fail(lease_id, fault=Failure.PROMPT_TOO_LONG) == 1
-    answer(desk, 1, 1, 1)
-    newest = finished(desk, 0)
-    assert (newest.counted_prompts, newest.dropped_prompts, newest.reward_mean) == (3, 1, 1.0)
-    assert len(desk.accounts.bad_prompts) == 0
-    begin(desk, 10)
-    assert desk.granted[lease(desk, held=10)].prompt_index == 46
-
-
-def test_one_samplers_fault_does_not_drop_a_prompt_that_others_can_answer(desk: Desk) -> None:
-    desk.fail(lease(desk, "liar"), "liar", fault=Failure.PROMPT_TOO_LONG)
-    for sampler_id in ("s1", "s2"):
-        answer(desk, 1, 1, 1, 1, sampler_id=sampler_id)
-    newest = finished(desk, 0)
-    assert (newest.counted_prompts, newest.dropped_prompts, newest.answers) == (4, 0, 8)
-
-
-def test_two_samplers_faults_drop_a_prompt(desk: Desk) -> None:
-    for sampler_id in ("s1", "s2"):
-        desk.fail(lease(desk, sampler_id), sampler_id, fault=Failure.PROMPT_TOO_LONG)
-        answer(desk, 1, 1, 1, sampler_id=sampler_id)
-    newest = finished(desk, 0)
-    assert (newest.counted_prompts, newest.dropped_prompts) == (3, 1)
-
-
-def test_only_where_more_than_half_of_the_prompts_count_a_version_may_be_the_best(desk: Desk) -> None:
-    for _ in range(2):
-        desk.fail(lease(desk), fault=Failure.PROMPT_TOO_LONG)
-    answer(desk, 1, 1)
-    desk.evaluate(0)
-    begin(desk, 10)
-    desk.fail(lease(desk, held=10), fault=Failure.PROMPT_TOO_LONG)
-    answer(desk, 0.5, 0.5, 0.5, version=10)
-    desk.evaluate(10)
-    best = best_of(desk)
-    assert (best.version, best.counted_prompts) == (10, 3)
-
-
 def test_faults_are_reported_once_and_a_lease_given_back_twice_is_taken_once(desk: Desk) -> None:
     lease_id = lease(desk)
     failed = (FailedLease(lease_id, Failure.GRADING_FAILED), FailedLease("e9-0.1", Failure.GRADING_FAILED))
@@ -430,26 +422,6 @@ def test_faults_are_reported_once_and_a_lease_given_back_twice_is_taken_once(des
     assert decision.answer == Released(1)
     desk.settle(decision)
     assert lease(desk) == "e0-0.2"  # at once: it was given back unbegun
-
-
-def test_an_evaluation_without_an_answer_is_finished_and_never_the_best(desk: Desk) -> None:
-    for _ in range(4):
-        desk.fail(lease(desk), fault=Failure.GRADING_TIMED_OUT)
-    newest = finished(desk, 0)
-    assert (newest.counted_prompts, newest.dropped_prompts, newest.has_score) == (0, 4, False)
-    assert (status(desk).first, status(desk).best, status(desk).doubted) == (None, None, None)
-
-
-def restarted(desk: Desk, settings: EvaluationSettings) -> Desk:
-    evaluations = desk.accounts.evaluations
-    under_way = status(desk).under_way
-    assert under_way is not None
-    balance = Balance(
-        learner=LEARNER, evaluations=EvaluationBalance((under_way,), tuple(evaluations._slots.values()))
-    )
-    again = make_desk(settings, balance)
-    again.granted = desk.granted
-    return again
 
 
 @pytest.mark.parametrize(
@@ -474,7 +446,7 @@ def test_what_is_configured_otherwise_ends_an_evaluation_as_it_stands(
     assert not any(lease_id.startswith("e") for lease_id in again.lease("s2", 4))
     newest = status(again).newest
     assert newest is not None
-    assert (newest.counted_prompts, newest.dropped_prompts, newest.prompts) == (0, 4, 4)
+    assert (newest.counted_prompts, newest.prompts, newest.has_score) == (0, 4, False)
     assert again.submit(lease_id, group=desk.answer(lease_id)).verdict is Verdict.DUPLICATE
     assert again.accounts.renew("s1", [lease_id], now=again.now) == (lease_id,)
 
@@ -502,31 +474,10 @@ def test_the_task_and_its_options_are_part_of_the_terms(named: dict[str, str]) -
     assert replace(begun, sampling=BEGUN.sampling).terms == SETTINGS.terms(46)
 
 
-def test_scores_of_other_terms_are_not_compared() -> None:
-    finished = evaluate(make_desk(), 0, {"s1": [1, 1, 1, 1]})
-    balance = Balance(learner=LEARNER, evaluations=EvaluationBalance((finished,)))
-    again = make_desk(replace(SETTINGS, prompts=2), balance)
-    again.evaluate(9)
-    again.lease("s1", held=9)
-    assert status(again).under_way is None
-    newest = evaluate(again, 10, {"s1": [0.5, 0.5]})
-    assert newest.reward_mean == 0.5
-    assert status(again) == EvaluationStatus(newest=newest, first=newest, best=newest)
-
-
 def test_nothing_begins_before_the_learner_has_confirmed_the_ledger() -> None:
     desk = Desk(make_accounts(Balance(SlotBalance(next_slot=3), learner=LEARNER), evaluation=SETTINGS))
     desk.evaluate(10)
     assert status(desk).under_way is None
-
-
-def test_each_prompt_is_answered_by_two_samplers_where_two_are_active() -> None:
-    desk = make_desk()
-    record = evaluate(desk, 0, {"s1": [1, 1, 0, 0], "s2": [1, 1, 0, 0]})
-    assert (record.answers, record.samplers, record.counted_prompts) == (8, 2, 4)
-    assert record.reward_mean == 0.5
-    leases = [desk.granted[lease_id] for lease_id in desk.granted]
-    assert [one.prompt_index for one in leases] == [46, 47, 48, 49] * 2
 
 
 def test_a_sampler_that_asks_for_many_gets_each_prompt_once(desk: Desk) -> None:
@@ -534,52 +485,6 @@ def test_a_sampler_that_asks_for_many_gets_each_prompt_once(desk: Desk) -> None:
     desk.trust("s1")
     held_out = [lease_id for lease_id in desk.lease("s1", 20) if lease_id.startswith("e")]
     assert held_out == ["e0-0.1", "e0-1.1", "e0-2.1", "e0-3.1"]
-
-
-def test_a_run_of_one_sampler_is_evaluated_and_the_record_says_so() -> None:
-    record = evaluate(make_desk(), 0, {"s1": [1, 1, 1, 0]})
-    assert (record.answers, record.samplers, record.reward_mean) == (4, 1, 0.75)
-    assert record.is_sound
-
-
-def test_the_word_of_one_sampler_does_not_count_while_another_is_there(desk: Desk) -> None:
-    """The other one asks for leases and answers nothing: it is waited for once, and nothing is made up."""
-    answer(desk, 1, 1, 1, 1, sampler_id="liar")
-    desk.lease("s2", 0)
-    desk.evaluate(0)
-    assert status(desk).under_way is not None
-    desk.expire(TTL_S)
-    desk.lease("s2", 0)
-    desk.now += TTL_S / 2
-    desk.lease("s2", 0)
-    desk.now += TTL_S / 2
-    newest = finished(desk, 0)
-    assert (newest.counted_prompts, newest.dropped_prompts, newest.reward_mean) == (0, 4, 0.0)
-    assert status(desk).best is None
-
-
-def test_a_sampler_that_dies_leaves_the_answers_of_the_other_alone(desk: Desk) -> None:
-    answer(desk, 1, 0, sampler_id="s2")
-    answer(desk, 1, 1, 1, 0, sampler_id="s1")
-    lease(desk, "s2")
-    desk.expire(TTL_S)
-    desk.now += TTL_S
-    desk.lease("s1", 0)
-    newest = finished(desk, 0)
-    assert (newest.counted_prompts, newest.answers, newest.reward_mean) == (4, 6, 0.75)
-
-
-def test_a_sampler_that_died_and_is_back_at_another_version_leaves_the_answers_of_the_other_alone(
-    desk: Desk,
-) -> None:
-    answer(desk, 1, 1, 1, 0, sampler_id="s1")
-    answer(desk, 1, sampler_id="s2")
-    lease(desk, "s2")
-    desk.expire(TTL_S)
-    desk.publish(3)
-    desk.lease("s2", 0, held=3)
-    newest = finished(desk, 3)
-    assert (newest.counted_prompts, newest.dropped_prompts, newest.answers) == (4, 0, 5)
 
 
 @pytest.mark.parametrize(
@@ -592,36 +497,6 @@ def test_a_sampler_that_is_not_believed_holds_up_no_evaluation(desk: Desk, stand
     assert desk.accounts.renew("s2", [lease_id], now=desk.now) == ()
     assert desk.expire(TTL_S / 2) == 1
     assert all(not one.startswith("e") for one in desk.lease("s2"))
-
-
-def test_what_the_first_sampler_alone_said_holds_only_until_two_are_asked() -> None:
-    desk = make_desk()
-    evaluate(desk, 0, {"liar": [100.0] * 4})
-    assert best_of(desk).version == 0
-    evaluate(desk, 10, {"liar": [1, 0, 0, 0], "s1": [1, 0, 0, 0]})
-    desk.now += 2 * TTL_S
-    evaluate(desk, 20, {"s1": [1, 1, 0, 0]})  # alone, after it was confirmed
-    assert best_of(desk).version == 20
-
-
-def test_a_higher_score_that_is_in_doubt_is_not_forgotten() -> None:
-    desk = make_desk()
-    evaluate(desk, 0, {"s1": [1, 1, 1, 0]})
-    assert (best_of(desk).version, status(desk).doubted) == (0, None)
-    evaluate(desk, 10, {"s1": [1, 1, 0, 0], "s2": [1, 1, 0, 0]})
-    doubted = status(desk).doubted
-    assert doubted is not None
-    assert (best_of(desk).version, doubted.version, doubted.reward_mean) == (10, 0, 0.75)
-    evaluate(desk, 20, {"s1": [1, 1, 1, 0], "s2": [1, 1, 1, 0]})
-    assert (best_of(desk).version, status(desk).doubted) == (20, None)
-
-
-def test_a_version_on_which_samplers_differ_is_kept_where_it_scored_more() -> None:
-    desk = make_desk(MANY)
-    evaluate(desk, 0, {"s1": [float(n % 2) for n in range(40)], "s2": [1.0] * 40})
-    doubted = status(desk).doubted
-    assert doubted is not None
-    assert (status(desk).best, doubted.version, bool(doubted.disputed_by)) == (None, 0, True)
 
 
 def test_a_sampler_that_passed_the_version_by_is_not_waited_for(desk: Desk) -> None:
@@ -642,160 +517,8 @@ def test_a_sampler_on_its_way_to_the_version_is_waited_for(desk: Desk) -> None:
     desk.evaluate(11)
     assert status(desk).under_way is not None
     answer(desk, 1, 1, 1, 1, version=11, sampler_id="s2")
-    newest = finished(desk)
+    newest = finished(desk, 11)
     assert (newest.version, newest.samplers) == (11, 2)
-
-
-def test_of_two_that_took_the_likeliest_tokens_and_differ_the_lower_counts() -> None:
-    record = evaluate(make_desk(), 0, {"s1": [100.0, 0, 0, 0], "s2": [1, 0, 0, 0]})
-    assert (record.reward_mean, record.counted_prompts) == (0.25, 4)
-
-
-def test_a_third_sampler_decides_where_two_differ(desk: Desk) -> None:
-    answer(desk, 100.0, 1, 0, 0, sampler_id="liar")
-    lease(desk, "s3")
-    answer(desk, 1, 0, 0, sampler_id="s2")
-    desk.expire(TTL_S)
-    answer(desk, 1, sampler_id="s2")
-    answer(desk, 1, sampler_id="s3")
-    newest = finished(desk, 0)
-    assert (newest.reward_mean, newest.answers, newest.samplers) == (0.5, 9, 3)
-
-
-MANY = replace(SETTINGS, prompts=40, held_out_prompts=40)
-
-
-def three_answer(desk: Desk, version: int, *, lie: float) -> Evaluation:
-    """Answer one prompt after another as three samplers; ``liar`` says ``lie``, the others 0 or 1."""
-    desk.evaluate(version)
-    while status(desk).under_way is not None or not status(desk).newest:
-        for sampler_id in ("liar", "s2", "s3"):
-            for lease_id in desk.lease(sampler_id, 1, held=version):
-                if not lease_id.startswith("e"):
-                    desk.release(sampler_id, lease_id)
-                    continue
-                truth = float(desk.granted[lease_id].prompt_index % 4 == 0)
-                completion = make_completion(version=version, reward=lie if sampler_id == "liar" else truth)
-                group = desk.answer(lease_id, completions=(completion,))
-                desk.submit(lease_id, sampler_id, group=group)
-        desk.evaluate(version)
-    newest = finished(desk)
-    return newest
-
-
-def test_a_sampler_that_differs_from_all_others_one_way_is_left_out_and_named(desk: Desk) -> None:
-    desk = make_desk(replace(MANY, temperature=1.0), Balance(learner=LEARNER))
-    record = three_answer(desk, 0, lie=1.0)
-    assert (record.left_out, record.disputed_by) == ("liar", "")
-    assert record.reward_mean == pytest.approx(0.25)
-    assert record.samplers == 2
-    (told,) = [
-        one.evaluation.odd_samplers
-        for one in desk.transactions
-        if one.evaluation is not None and one.evaluation.odd_samplers
-    ]
-    assert told == ("liar",)
-    assert desk.accounts.standings.of("liar").strikes > 0
-    assert desk.accounts.standings.of("s2").strikes == 0
-
-
-def test_where_two_differ_one_way_and_no_third_is_there_the_version_is_never_the_best() -> None:
-    desk = make_desk(MANY)
-    truth = [float(n % 2) for n in range(40)]
-    record = evaluate(desk, 0, {"s1": truth, "s2": [1.0] * 40})
-    assert record.disputed_by == "s1, s2"
-    assert (record.reward_mean, status(desk).best) == (0.5, None)
-
-
-def revoke(desk: Desk, *names: str) -> bool:
-    change = desk.accounts.evaluations.revoked(names, now=desk.now)
-    if change is not None:
-        desk.settle(decisions.Decision(None, Transaction(evaluation=change)))
-    return change is not None
-
-
-def test_what_a_revoked_sampler_said_goes_from_the_record_and_the_best_follows() -> None:
-    desk = make_desk()
-    evaluate(desk, 0, {"s1": [1, 1, 0, 0], "s2": [1, 1, 0, 0]})
-    desk.now += 2 * TTL_S  # alone now
-    evaluate(desk, 10, {"liar": [100.0] * 4})
-    best = best_of(desk)
-    assert best.version == 10
-    assert revoke(desk, "liar", "s2")
-    best, newest = best_of(desk), finished(desk)
-    assert (best.version, best.reward_mean, best.answers, best.samplers) == (0, 0.5, 4, 1)
-    assert (newest.version, newest.counted_prompts, newest.reward_mean, newest.is_sound) == (
-        10,
-        0,
-        0.0,
-        False,
-    )
-    assert not revoke(desk, "liar")
-
-
-def test_a_dispute_ends_when_one_of_the_two_is_revoked() -> None:
-    desk = make_desk(MANY)
-    evaluate(desk, 0, {"s1": [float(n % 2) for n in range(40)], "liar": [1.0] * 40})
-    assert status(desk).best is None
-    assert revoke(desk, "liar")
-    assert (best := status(desk).best) is not None
-    assert (best.version, best.disputed_by, best.reward_mean) == (0, "", 0.5)
-
-
-def test_a_prompt_that_revoked_samplers_found_faulty_is_asked_again(desk: Desk) -> None:
-    desk.fail(lease(desk, "liar"), "liar", fault=Failure.PROMPT_TOO_LONG)
-    answer(desk, 1, 1, 1, sampler_id="other")
-    desk.fail(lease(desk, "other"), "other", fault=Failure.PROMPT_TOO_LONG)
-    assert revoke(desk, "liar", "other")
-    for sampler_id in ("s1", "s2"):
-        answer(desk, 1, 1, 1, 1, sampler_id=sampler_id)
-    newest = finished(desk)
-    assert (newest.counted_prompts, newest.answers) == (4, 8)
-
-
-def test_what_a_revoked_sampler_said_goes_from_the_evaluation_under_way_and_is_asked_again(
-    desk: Desk,
-) -> None:
-    answer(desk, 1, 1, sampler_id="liar")
-    held = lease(desk, "liar")
-    answer(desk, 0, 0, 0, 0, sampler_id="s1")
-    assert revoke(desk, "liar")
-    under_way = status(desk).under_way
-    assert under_way is not None
-    assert (under_way.counted_prompts, under_way.answers) == (4, 4)
-    assert desk.submit(held, "liar", group=desk.answer(held)).verdict is Verdict.FOREIGN
-    answer(desk, 0, 0, 0, 0, sampler_id="s2")
-    newest = finished(desk)
-    assert (newest.answers, newest.samplers, newest.reward_mean) == (8, 2, 0.0)
-
-
-def test_answers_kept_for_a_revocation_are_bounded_and_those_of_the_best_stay(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(evaluation_record, "ANSWERS_KEPT", 8)
-    desk = make_desk()
-    for version, reward in ((0, 0.9), (10, 0.1), (20, 0.2)):
-        evaluate(desk, version, {"s1": [reward] * 4})
-    assert sorted(desk.accounts.evaluations.record.kept) == [0, 20]
-
-
-def test_the_best_goes_by_the_metric_that_is_named_and_a_version_without_it_is_never_the_best() -> None:
-    desk = make_desk(replace(SETTINGS, best_by="exact"))
-    for version, reward, measured in ((0, 0.9, {"exact": 0.1}), (10, 0.1, {"exact": 0.3}), (20, 1.0, {})):
-        evaluate(desk, version, {"s1": [reward] * 4}, **measured)
-    best = best_of(desk)
-    assert (best.version, status(desk).best_by) == (10, "exact")
-
-
-def test_after_a_restart_samplers_have_a_term_to_ask_again_before_an_evaluation_ends(desk: Desk) -> None:
-    lease_id = lease(desk)
-    again = restarted(desk, SETTINGS)
-    again.release("s1", lease_id)
-    again.evaluate(0)
-    assert status(again).under_way is not None
-    again.now += TTL_S
-    again.evaluate(0)
-    assert status(again).under_way is None
 
 
 def test_after_a_clock_was_set_back_an_evaluation_waits_no_longer_than_a_term(desk: Desk) -> None:
@@ -809,6 +532,184 @@ def test_after_a_clock_was_set_back_an_evaluation_waits_no_longer_than_a_term(de
     assert status(desk).under_way is None
 
 
+# Who is asked, and what counts.
+
+
+def test_each_prompt_is_asked_of_two_samplers_where_no_verifier_is_there() -> None:
+    desk = make_desk()
+    record = evaluate(desk, 0, {"s1": [1, 1, 0, 0], "s2": [1, 1, 0, 0]})
+    assert (record.answers, record.samplers, record.counted_prompts, record.reward_mean) == (8, 2, 4, 0.5)
+    assert [one.prompt_index for one in desk.granted.values()] == [46, 47, 48, 49] * 2
+    assert not any(lease_id.startswith("e") for lease_id in desk.lease("s3"))
+
+
+@pytest.mark.parametrize("is_required", [False, True])
+def test_each_prompt_is_asked_once_where_verifiers_check(is_required: bool) -> None:
+    desk = Desk(make_accounts(evaluation=SETTINGS, require_verifier=is_required, bounds=ROOMY))
+    if not is_required:
+        desk.accounts.reward_checks.open()
+    begin(desk)
+    answer(desk, 0, 0, 0, 0)
+    assert not any(lease_id.startswith("e") for lease_id in desk.lease("s2"))
+
+
+def test_a_run_of_one_sampler_is_evaluated_at_once_and_the_record_says_so() -> None:
+    record = evaluate(make_desk(), 0, {"s1": [1, 1, 1, 0]})
+    assert (record.answers, record.samplers, record.reward_mean) == (4, 1, 0.75)
+
+
+def test_a_sampler_that_comes_later_does_not_take_the_best_away_from_one_that_was_alone() -> None:
+    """Seen as version 550 at .600, which a second sampler made 1350 at .400."""
+    desk = make_desk()
+    evaluate(desk, 0, {"s1": [0, 0, 0, 0]})
+    evaluate(desk, 550, {"s1": [1, 1, 1, 0]})
+    evaluate(desk, 1350, {"s1": [1, 1, 0, 0], "s2": [1, 1, 0, 0]})
+    assert (best_of(desk).version, best_of(desk).reward_mean) == (550, 0.75)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "value"),
+    [(0.0, 1.0), (0.7, 50.5)],  # the lower one; the mean of two draws
+)
+def test_of_two_answers_to_a_prompt(temperature: float, value: float) -> None:
+    desk = make_desk(replace(SETTINGS, prompts=1, held_out_prompts=1, temperature=temperature))
+    record = evaluate(desk, 0, {"s1": [100.0], "s2": [1.0]}, words=2.0)
+    assert (record.reward_mean, record.reward_standard_error, record.answers) == (value, None, 2)
+
+
+@pytest.mark.parametrize(("answered", "has_score"), [(8, False), (9, True), (10, True)])
+def test_a_version_has_a_score_where_nine_in_ten_of_its_prompts_were_answered(
+    answered: int, has_score: bool
+) -> None:
+    desk = make_desk(TEN)
+    begin(desk)
+    for _ in range(10 - answered):
+        desk.fail(lease(desk), fault=Failure.PROMPT_TOO_LONG)
+    answer(desk, *[0.5] * answered)
+    newest = finished(desk, 0)
+    assert (newest.counted_prompts, newest.has_score) == (answered, has_score)
+    assert newest.reward_mean == (0.5 if has_score else None)
+    assert (status(desk).best is not None, status(desk).first is not None) == (has_score, has_score)
+
+
+def test_a_sampler_that_cannot_answer_a_prompt_leaves_it_to_others_in_this_evaluation() -> None:
+    desk = make_desk(TEN)
+    begin(desk)
+    for sampler_id in ("s1", "s2"):
+        lost = lease(desk, sampler_id)
+        assert desk.granted[lost].prompt_index == 40
+        assert desk.fail(lost, sampler_id, fault=Failure.PROMPT_TOO_LONG) == 1
+        desk.now += FIRST_RETRY_S
+    answer(desk, *[1] * 9, sampler_id="s1")
+    answer(desk, *[1] * 10, sampler_id="s3")
+    desk.evaluate(0)
+    newest = finished(desk)
+    assert (newest.counted_prompts, newest.answers) == (10, 19)
+    assert len(desk.accounts.bad_prompts) == 0
+    begin(desk, 10)
+    assert desk.granted[lease(desk, "s1", held=10)].prompt_index == 40
+
+
+def test_a_sampler_whose_grader_failed_for_once_is_asked_again_after_a_while(desk: Desk) -> None:
+    answer(desk, 1, 1, 1)
+    desk.fail(lease(desk), fault=Failure.GRADING_FAILED)
+    desk.evaluate(0)
+    assert status(desk).under_way is not None
+    desk.now += FIRST_RETRY_S + SAME_SAMPLER_S
+    answer(desk, 1)
+    assert finished(desk, 0).counted_prompts == 4
+
+
+def test_a_sampler_that_dies_leaves_the_answers_of_the_other(desk: Desk) -> None:
+    answer(desk, 1, 0, sampler_id="s2")
+    answer(desk, 1, 1, 1, 0, sampler_id="s1")
+    lease(desk, "s2")
+    desk.expire(TTL_S)
+    desk.now += TTL_S
+    desk.lease("s1", 0)
+    newest = finished(desk, 0)
+    assert (newest.counted_prompts, newest.answers, newest.reward_mean) == (4, 6, 0.75)
+
+
+def test_a_sampler_that_asks_and_answers_nothing_is_waited_for_once(desk: Desk) -> None:
+    desk.lease("s2", 0)
+    answer(desk, 1, 1, 1, 1)
+    for _ in range(2):
+        desk.evaluate(0)
+        assert status(desk).under_way is not None
+        desk.lease("s2", 0)
+        desk.now += TTL_S / 2
+    desk.lease("s2", 0)
+    assert finished(desk, 0).counted_prompts == 4
+
+
+def test_the_best_goes_by_the_metric_that_is_named_and_a_version_without_it_is_never_the_best() -> None:
+    desk = make_desk(replace(SETTINGS, best_by="exact"))
+    for version, reward, measured in ((0, 0.9, {"exact": 0.1}), (10, 0.1, {"exact": 0.3}), (20, 1.0, {})):
+        assert evaluate(desk, version, {"s1": [reward] * 4}, **measured).best_by == "exact"
+    assert (best_of(desk).version, status(desk).best_by) == (10, "exact")
+
+
+def test_scores_of_other_terms_are_not_compared_and_the_best_stays_until_one_is_told() -> None:
+    before = evaluate(make_desk(), 0, {"s1": [1, 1, 1, 1]})
+    balance = Balance(learner=LEARNER, evaluations=EvaluationBalance((before,)))
+    again = make_desk(replace(SETTINGS, prompts=2), balance)
+    again.evaluate(9)
+    again.lease("s1", held=9)
+    assert status(again) == EvaluationStatus(newest=before, first=before, best=before)
+    newest = evaluate(again, 10, {"s1": [0.5, 0.5]})
+    assert status(again) == EvaluationStatus(newest=newest, first=newest, best=newest)
+
+
+# What is taken back.
+
+
+def revoke(desk: Desk, *names: str) -> None:
+    desk.settle(trust.revocation(desk.accounts, names, now=desk.now))
+
+
+def test_what_a_revoked_sampler_said_goes_from_every_score_and_the_best_follows() -> None:
+    desk = make_desk()
+    evaluate(desk, 0, {"s1": [1, 1, 0, 0], "s2": [1, 1, 0, 0]})
+    desk.now += 2 * TTL_S  # alone now
+    evaluate(desk, 10, {"liar": [100.0] * 4})
+    assert best_of(desk).version == 10
+    revoke(desk, "liar", "s2")
+    best, newest = best_of(desk), finished(desk)
+    assert (best.version, best.reward_mean, best.answers, best.samplers) == (0, 0.5, 4, 1)
+    assert (newest.version, newest.counted_prompts, newest.has_score) == (10, 0, False)
+    revoke(desk, "liar")
+    assert not desk.transactions[-1].evaluations
+
+
+def test_what_a_revoked_sampler_said_goes_from_the_evaluation_under_way_and_is_asked_again(
+    desk: Desk,
+) -> None:
+    answer(desk, 1, 1, sampler_id="liar")
+    held = lease(desk, "liar")
+    desk.evaluate(0)
+    answer(desk, 0, 0, 0, 0, sampler_id="s1")
+    desk.evaluate(0)
+    revoke(desk, "liar")
+    under_way = status(desk).under_way
+    assert under_way is not None
+    assert (under_way.counted_prompts, under_way.answers) == (4, 4)
+    assert desk.submit(held, "liar", group=desk.answer(held)).verdict is Verdict.FOREIGN
+    answer(desk, 0, 0, 0, 0, sampler_id="s2")
+    newest = finished(desk, 0)
+    assert (newest.answers, newest.samplers, newest.reward_mean) == (8, 2, 0.0)
+
+
+def test_answers_kept_for_a_revocation_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluations, "ANSWERS_KEPT", 8)
+    desk = make_desk()
+    for version in (0, 10, 20):
+        evaluate(desk, version, {"s1": [0.5] * 4})
+    assert sorted(desk.accounts.evaluations.slots) == [20]
+    revoke(desk, "s1")
+    assert [one.has_score for one in desk.accounts.evaluations.finished.values()] == [True, True, False]
+
+
 # Answers that verifiers check.
 
 
@@ -818,8 +719,6 @@ def check(desk: Desk, sampler_id: str, outcome: RewardCheck, *, noise_ratio: flo
     while (held := checks.next(places, desk.now)) is not None and held.sampler_id != sampler_id:
         pass
     assert held is not None
-    assert held.answer is not None
-    assert (held.answer.group_id, held.answer.sampler_id) == (held.group_id, sampler_id)
     checks.left(name for name in places.group_ids if name != held.group_id)
     checks.answered(held.group_id, desk.now)
     finding = RewardFinding(held.group_id, outcome, "completion 0 claims 1")
@@ -830,47 +729,116 @@ def check(desk: Desk, sampler_id: str, outcome: RewardCheck, *, noise_ratio: flo
     return checked
 
 
-def test_answers_to_held_out_prompts_are_checked_and_a_lie_takes_back_all_that_its_sampler_said() -> None:
-    desk = make_desk()
+@pytest.fixture
+def checked() -> Desk:
+    """Where the base model is being evaluated while a verifier is there."""
+    desk = make_desk(bounds=ROOMY)
     desk.accounts.reward_checks.open()
-    evaluate(desk, 0, {"s1": [1, 0, 0, 0], "liar": [1, 1, 1, 1]})
-    assert finished(desk).answers == 8
-    assert check(desk, "s1", RewardCheck.AGREED).proof == ""
-    assert check(desk, "liar", RewardCheck.DISAGREED).proof
-    assert desk.accounts.standings.of("liar").is_proven_liar
-    newest = finished(desk)
-    assert (newest.answers, newest.samplers, newest.reward_mean) == (4, 1, 0.25)
+    begin(desk)
+    return desk
+
+
+def test_an_answer_counts_once_it_is_checked(checked: Desk) -> None:
+    answer(checked, 1, 0, 0, 0)
+    load, untrained = checked.accounts.load(), checked.accounts.slots.untrained()
+    assert (load.untrained_groups, load.untrained_bytes, untrained) == (0, 0, [])
+    for counted in range(4):
+        checked.evaluate(0)
+        under_way = status(checked).under_way
+        assert under_way is not None
+        assert under_way.counted_prompts == counted
+        assert check(checked, "s1", RewardCheck.AGREED).proof == ""
+    newest = finished(checked, 0)
+    assert (newest.counted_prompts, newest.reward_mean) == (4, 0.25)
 
 
 @pytest.mark.parametrize("outcome", [RewardCheck.UNGRADABLE, RewardCheck.DISAGREED])
-def test_an_answer_that_cannot_be_graded_again_counts_no_longer_and_its_prompt_is_asked_again(
-    desk: Desk, outcome: RewardCheck
+def test_an_answer_that_cannot_be_graded_again_does_not_count_and_its_prompt_is_asked_again(
+    checked: Desk, outcome: RewardCheck
 ) -> None:
-    desk.accounts.reward_checks.open()
-    answer(desk, 0, 0, sampler_id="odd")
-    answer(desk, 0, 0, 0, 0, sampler_id="s1")
-    check(desk, "odd", outcome, noise_ratio=0.02)
-    under_way = status(desk).under_way
-    assert under_way is not None
-    assert (under_way.counted_prompts, under_way.answers) == (4, 5)
-    answer(desk, 0, 0, 0, sampler_id="s2")  # the other prompt has two answers
-    newest = finished(desk)
-    assert (newest.counted_prompts, newest.answers, newest.reward_mean) == (4, 8, 0.0)
+    answer(checked, 1, sampler_id="odd")
+    told = check(checked, "odd", outcome, noise_ratio=0.02)
+    assert [one.verdict for one in told.thrown_out] == [Verdict.SUSPECT]
+    checked.evaluate(0)
+    answer(checked, 0, 0, 0, 0)
+    for _ in range(4):
+        check(checked, "s1", RewardCheck.AGREED)
+    newest = finished(checked, 0)
+    assert (newest.counted_prompts, newest.samplers, newest.reward_mean) == (4, 1, 0.0)
 
 
-def test_an_answer_to_an_evaluation_that_is_over_is_taken_out_of_its_score() -> None:
-    desk = make_desk()
-    desk.accounts.reward_checks.open()
-    evaluate(desk, 0, {"s1": [1, 0, 0, 0], "s2": [1, 0, 0, 0]})
-    before = finished(desk)
-    check(desk, "s2", RewardCheck.UNGRADABLE)
-    after = finished(desk)
-    assert (before.answers, after.answers, after.reward_mean) == (8, 7, 0.25)
-    assert desk.transactions[-1].evaluation is not None
-    assert len(desk.transactions[-1].evaluation.taken_back) == 1
+def test_a_lie_takes_back_all_that_its_sampler_said(checked: Desk) -> None:
+    answer(checked, 1, 1, sampler_id="liar")
+    answer(checked, 0, 0)
+    assert check(checked, "liar", RewardCheck.DISAGREED).proof
+    assert checked.accounts.standings.of("liar").is_proven_liar
+    answer(checked, 0, 0)
+    for _ in range(4):
+        check(checked, "s1", RewardCheck.AGREED)
+    newest = finished(checked, 0)
+    assert (newest.counted_prompts, newest.samplers, newest.reward_mean) == (4, 1, 0.0)
+
+
+def test_answers_that_no_verifier_is_left_to_check_count_and_a_lie_found_later_goes_from_the_score(
+    checked: Desk,
+) -> None:
+    answer(checked, 0, 0, 0)
+    answer(checked, 1, sampler_id="liar")
+    checked.accounts.reward_checks.close()
+    before = finished(checked, 0)
+    assert (before.counted_prompts, before.reward_mean) == (4, 0.25)
+    checked.accounts.reward_checks.open()
+    assert check(checked, "liar", RewardCheck.DISAGREED).proof
+    after = finished(checked)
+    assert (after.counted_prompts, after.has_score) == (3, False)
+    assert after.finished_at_s == before.finished_at_s
+
+
+def test_an_answer_that_cannot_be_graded_again_later_goes_from_the_score_alone(checked: Desk) -> None:
+    answer(checked, 0, 0, 0)
+    answer(checked, 1, sampler_id="odd")
+    checked.accounts.reward_checks.close()
+    finished(checked, 0)
+    checked.accounts.reward_checks.open()
+    assert check(checked, "odd", RewardCheck.UNGRADABLE).proof == ""
+    assert (finished(checked).counted_prompts, finished(checked).has_score) == (3, False)
+    slot = checked.accounts.evaluations.slots[0][held_out_number(0, 3)]
+    assert (slot.state, slot.answer) == (SlotState.ABANDONED, None)
 
 
 def test_in_a_run_without_a_verifier_no_answer_waits_for_a_check() -> None:
     desk = make_desk()
     evaluate(desk, 0, {"s1": [1, 0, 0, 0]})
     assert desk.accounts.reward_checks.next(VerifierPlaces(1), desk.now) is None
+
+
+# Restarts.
+
+
+def restarted(desk: Desk, settings: EvaluationSettings = SETTINGS) -> Desk:
+    known = desk.accounts.evaluations
+    assert known.under_way is not None
+    slots = tuple(known.slots[known.under_way.version].values())
+    balance = Balance(
+        SlotBalance(
+            tuple(desk.accounts.slots.open_slots.values()),
+            next_held_out=held_out_number(known.under_way.version + 1, 0),
+        ),
+        learner=LEARNER,
+        evaluations=EvaluationBalance((known.under_way,), slots),
+    )
+    again = make_desk(settings, balance)
+    again.granted = desk.granted
+    return again
+
+
+def test_after_a_restart_samplers_have_a_term_to_ask_again_before_an_evaluation_ends(desk: Desk) -> None:
+    lease_id = lease(desk)
+    again = restarted(desk)
+    assert status(again) == status(desk)
+    again.release("s1", lease_id)
+    again.evaluate(0)
+    assert status(again).under_way is not None
+    again.now += TTL_S
+    again.evaluate(0)
+    assert status(again).under_way is None

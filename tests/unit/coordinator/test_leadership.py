@@ -14,6 +14,7 @@ from node.coordinator.ledger.leadership import Leadership
 from node.coordinator.ledger.ledger_postgresql import PostgresqlLedger
 from node.coordinator.ledger.shared_records import SharedRecords
 from node.coordinator.work.accounts import Transaction
+from node.coordinator.work.slots import Slot, SlotKind, SlotState
 from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.enrolment.tokens import Token
 from node.errors import DeposedError, Reason, RefusedError, StartupError
@@ -221,9 +222,48 @@ def test_a_database_of_another_run_and_one_that_is_not_there_are_startup_errors(
         Leadership(database.replace("/test", "/nowhere"), run_id="run", address="")
     execute(database, "UPDATE ledger_schema SET version = 99")
     one.close()
-    refused = pytest.raises(StartupError, match="schema 99, this software knows 2")
+    refused = pytest.raises(StartupError, match="schema 99, this software knows 3")
     with closing(Leadership(database, run_id="run", address="")) as again, refused:
         soon(again.try_to_lead)
+
+
+OF_0_3 = """
+ALTER TABLE slots DROP COLUMN kind, DROP COLUMN answer;
+DROP TABLE evaluations;
+CREATE TABLE evaluations (
+    version BIGINT PRIMARY KEY, first_prompt BIGINT NOT NULL, prompts BIGINT NOT NULL,
+    completions BIGINT NOT NULL, temperature DOUBLE PRECISION NOT NULL, max_new_tokens BIGINT NOT NULL,
+    started_at_s DOUBLE PRECISION NOT NULL, finished_at_s DOUBLE PRECISION NOT NULL,
+    counted_prompts BIGINT NOT NULL, dropped_prompts BIGINT NOT NULL,
+    reward_mean DOUBLE PRECISION NOT NULL, reward_standard_error DOUBLE PRECISION NOT NULL,
+    cut_ratio DOUBLE PRECISION NOT NULL, tokens_mean DOUBLE PRECISION NOT NULL, sampling TEXT NOT NULL,
+    metrics TEXT NOT NULL, answers BIGINT NOT NULL, samplers BIGINT NOT NULL, left_out TEXT NOT NULL,
+    disputed_by TEXT NOT NULL
+);
+CREATE TABLE evaluation_slots (number BIGINT PRIMARY KEY);
+CREATE TABLE evaluation_scores (version BIGINT PRIMARY KEY);
+INSERT INTO evaluations VALUES
+    (0, 48, 10, 1, 0.0, 8, 1.0, 2.0, 9, 1, 0.5, 0.1, 0.25, 4.0, '', '{"words": 2.5}', 18, 2, '', ''),
+    (10, 48, 10, 1, 0.0, 8, 3.0, 4.0, 8, 2, 0.9, 0.1, 0.25, 4.0, '', '', 8, 1, '', ''),
+    (20, 48, 10, 1, 0.0, 8, 7.0, 0.0, 1, 0, 0.0, 0.0, 0.0, 0.0, '', '', 1, 1, '', '');
+UPDATE ledger_schema SET version = 2
+"""
+
+
+def test_a_ledger_of_0_3_in_the_database_is_upgraded_by_who_leads(one: Leadership, database: str) -> None:
+    assert one.try_to_lead()
+    with closing(one.open_ledger(on_lost=lambda _: None)) as ledger:
+        ledger.record(Transaction(slots=(Slot(0, 7, SlotState.AVAILABLE, attempts=(), granted=0),)))
+    one.close()
+    execute(database, OF_0_3)
+    with closing(Leadership(database, run_id="run", address="")) as again:
+        soon(again.try_to_lead)
+        with closing(again.open_ledger(on_lost=lambda _: None)) as ledger:
+            balance = ledger.balance()
+    known = balance.evaluations.evaluations
+    assert [(one.version, one.reward_mean) for one in known] == [(0, 0.5), (10, None)]
+    assert known[0].metric_means == {"words": 2.5}
+    assert [(slot.number, slot.kind) for slot in balance.slots.open_ones] == [(0, SlotKind.TRAIN)]
 
 
 TOKEN = Token(

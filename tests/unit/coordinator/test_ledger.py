@@ -141,8 +141,8 @@ def test_a_ledger_of_an_unknown_schema_is_refused_by_every_tool(path: Path) -> N
     Ledger.open(path, run_id="run").close()
     with closing(sqlite3.connect(path)) as other:
         other.execute("PRAGMA user_version = 99")
-    assert "has schema 99, this software knows 2" in startup_error(path)
-    assert examine(path).problems == ("it has schema 99, this software knows 2",)
+    assert "has schema 99, this software knows 3" in startup_error(path)
+    assert examine(path).problems == ("it has schema 99, this software knows 3",)
 
 
 @pytest.mark.parametrize("damage", ["not a database", "a page"])

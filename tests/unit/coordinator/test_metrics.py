@@ -7,8 +7,9 @@ from prometheus_client import CollectorRegistry
 from node.coordinator.fleet.membership import PeerState
 from node.coordinator.fleet.survey import FleetSurvey, Measured, Surveyor
 from node.coordinator.metrics import CoordinatorMetrics
+from node.evaluation import Evaluation, EvaluationStatus
 from node.identity.peer import Peer
-from node.run import Evaluation, EvaluationStatus, Role
+from node.run import Role
 
 SAMPLER = Peer("run", Role.SAMPLER, "s1")
 MEASURED = Measured(3, 7.5, 30.0, -90.0)
@@ -84,11 +85,11 @@ def test_the_newest_evaluation_is_shown_and_nothing_of_it_before_there_is_one() 
 
     names = ("version", "reward_mean", "cut_ratio", "best_version", "waiting_prompts")
     assert [value(name) for name in names] == [None] * 5
-    best = Evaluation(10, 0, 8, 1, 0.0, 32, 1.0, 2.0, 8, 0, 0.75, 0.1, 0.25, 9.0)
+    best = Evaluation(10, 0, 8, 1, 0.0, 32, 1.0, 2.0, counted_prompts=8, reward_mean=0.75, cut_ratio=0.25)
     newest = replace(best, version=20, reward_mean=0.5)
-    under_way = Evaluation(30, 0, 8, 1, 0.0, 32, 3.0, counted_prompts=2, dropped_prompts=1)
+    under_way = Evaluation(30, 0, 8, 1, 0.0, 32, 3.0, counted_prompts=3)
     metrics.evaluations.status = EvaluationStatus(newest, best, best, under_way)
     assert [value(name) for name in names] == [20, 0.5, 0.25, 10, 5]
-    unanswered = replace(newest, counted_prompts=0, dropped_prompts=8, reward_mean=0.0)
+    unanswered = replace(newest, counted_prompts=7, reward_mean=None, cut_ratio=None)
     metrics.evaluations.status = EvaluationStatus(unanswered, best, best, under_way)
     assert [value(name) for name in names] == [20, None, None, 10, 5]

@@ -120,7 +120,7 @@ def test_of_a_table_a_terminal_has_the_keys_that_were_given() -> None:
     flags = read_flags({}, ["node.state_dir=/s", "coordinator.task=x", *evaluation])
     settings = shown_settings(load(roles=["coordinator"], files=[], environ={}, flags=flags))
     assert 'coordinator.evaluation={"every_versions": 7, "prompts": 9} ' in settings.shown
-    assert "'answers': 2" in str(settings["coordinator.evaluation"])
+    assert "'completions': 1" in str(settings["coordinator.evaluation"])
 
 
 def test_a_field_from_a_peer_cannot_forge_a_line() -> None:

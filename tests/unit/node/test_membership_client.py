@@ -13,11 +13,12 @@ from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient, Uplink
 from node.clock import SystemClock
 from node.errors import Reason, Recovery, RefusedError
+from node.evaluation import EvaluationNotice
 from node.identity.peer import Peer
 from node.policy import PolicyVersion
 from node.protocol import OURS
 from node.rpc.channel import REASON_KEY, Backoff, Purpose, dial
-from node.run import EvaluationNotice, Role
+from node.run import Role
 from node.telemetry.metrics import MetricFamily, MetricSample
 from node.verdict import GroupVerdict, Verdict
 
@@ -262,16 +263,12 @@ async def test_a_learner_hears_which_version_is_best_and_which_is_under_evaluati
     hub = Hub()
     hub.repeats = True
     head = common_pb2.PolicyVersion(number=9)
-    hub.answer = membership_pb2.HeartbeatResponse(
-        best_version=0, evaluating_version=8, doubted_version=5, head=head
-    )
+    hub.answer = membership_pb2.HeartbeatResponse(best_version=0, evaluating_version=8, head=head)
     async with serving(hub) as port, peering(port) as peer:
         assert peer.client.evaluations == EvaluationNotice()
         while (await hub.heartbeats.get()).sequence < 2:
             pass
-        assert peer.client.evaluations == EvaluationNotice(
-            best=0, doubted=5, under_way=8, announced=9, is_told=True
-        )
+        assert peer.client.evaluations == EvaluationNotice(best=0, under_way=8, announced=9, is_told=True)
         hub.answer = membership_pb2.HeartbeatResponse(best_version=8, is_evaluated=True)
         for _ in range(3):
             await hub.heartbeats.get()

@@ -65,7 +65,7 @@ def run_dir(tmp_path: Path) -> Path:
         ledger.execute("INSERT INTO versions VALUES (3, x'00', ?)", [1e9 + 5.5])
         ledger.execute(
             "INSERT INTO evaluations VALUES "
-            "(2, 0, 8, 1, 0.0, 16, 0.0, 1.0, 8, 0, 0.75, 0.1, 0.0, 9.0, '{}', '', 8, 1, '', '')"
+            "(2, 0, 8, 1, 0.0, 16, 0.0, 1.0, '', 'reward', 8, 8, 1, 0.75, 0.1, 0.0, 9.0, '')"
         )
     ledger.close()
     answer = CompletionSample("<i>4</i>", 1.0, 0.5, 3, "end", 4, 4)

@@ -7,13 +7,12 @@ from google.protobuf.message import Message
 from heterorl.v1 import common_pb2, membership_pb2, policy_pb2, rollout_pb2
 from node import limits
 from node.errors import RefusedError
+from node.evaluation import Evaluation, EvaluationStatus
 from node.failure import FAULTS, BadPrompt, FailedLease, Failure
 from node.identity.revocation import Revocations
 from node.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.rollout import LeaseGrant, LeasePurpose, PromptLease
 from node.run import (
-    Evaluation,
-    EvaluationStatus,
     Headline,
     PeerCount,
     PeerQuery,
@@ -49,7 +48,6 @@ EVALUATION = Evaluation(
     started_at_s=1.5,
     finished_at_s=2.5,
     counted_prompts=15,
-    dropped_prompts=1,
     reward_mean=0.25,
     reward_standard_error=0.125,
     cut_ratio=0.5,
@@ -58,8 +56,6 @@ EVALUATION = Evaluation(
     metrics='{"words": 2.5}',
     answers=30,
     samplers=3,
-    left_out="s4",
-    disputed_by="s1, s2",
 )
 PEER = PeerStatus(
     node_id="s1",

@@ -1,10 +1,10 @@
-"""Which versions are evaluated, on what, how, and by how many samplers; values only."""
+"""Which versions are evaluated, on what and how; values only."""
 
 import json
 from dataclasses import dataclass
 from typing import Final
 
-from node.run import REWARD, Evaluation, EvaluationTerms
+from node.evaluation import REWARD, Evaluation, EvaluationTerms
 from node.sampling_parameters import SamplingParameters
 
 
@@ -22,8 +22,6 @@ class EvaluationSettings:
     task: str = ""
     task_options: str = ""
     """Digest of the task's options; empty: it has none."""
-    answers: int = 2
-    """Samplers that are asked each prompt, where there are as many."""
     best_by: str = REWARD
     """The metric that picks the best version: the reward, or one of the grader's."""
 
@@ -40,6 +38,7 @@ class EvaluationSettings:
             max_new_tokens=self.sampling.max_new_tokens,
             started_at_s=now,
             sampling=self._other_terms,
+            best_by=self.best_by,
         )
 
     @property

@@ -1,1 +1,0 @@
-"""Held-out prompts: which version is asked them, what came back, and which version did best."""
