@@ -245,11 +245,9 @@ def _groups(view: RunView) -> Iterator[Section]:
 
 
 def _sample(group: GroupSample) -> Iterator[Block]:
-    yield group.heading
-    yield Quotation(group.prompt, Tone.PROMPT)
+    yield Quotation(group.heading, group.prompt, Tone.PROMPT)
     for completion in group.completions:
-        yield completion.heading
-        yield Quotation(completion.text, _tone(completion))
+        yield Quotation(completion.heading, completion.text, _tone(completion))
 
 
 def _tone(completion: CompletionSample) -> Tone:
