@@ -1,6 +1,7 @@
 """Settings of the learner ([learner] in the configuration file)."""
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,6 +18,8 @@ from pydantic import (
 from learner.objective.menu import check_name, check_options
 from learner.objective.options import StalenessDiscount
 from learner.sizing.mesh_sizes import MeshSizes
+from node.checks.check import Check, Surroundings
+from node.checks.installed import model_check, packages_check
 from node.device import AUTO, Device
 from node.errors import COMMAND_LINE
 from node.extras import TORCH, NeededPackage
@@ -232,6 +235,11 @@ class LearnerConfig(BaseModel):
     def mesh(self) -> MeshSizes:
         """The mesh of the ranks that share the model."""
         return MeshSizes(self.dp_replicate, self.dp_shard, self.tp, self.pp)
+
+    def checks(self, _: Surroundings) -> Iterator[Check]:
+        """Yield the checks of packages and model."""
+        yield packages_check(self.needed_packages)
+        yield model_check(self.model_dir, key="learner.model_dir")
 
     @property
     def needed_packages(self) -> tuple[NeededPackage, ...]:

@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
 
+from node.checks.check import Check, Finding, Grade, Needs, Surroundings
+from node.checks.installed import model_check, packages_check
 from node.config.settings import Target
 from node.device import AUTO as AUTO_DEVICE
 from node.device import Device
@@ -94,8 +96,18 @@ class GradingConfig(BaseModel):
     grader_memory_limit_bytes: int = Field(default=2 << 30, ge=64 << 20)
     """Address space of each process. With too little it does not start."""
 
-    def check_code(self) -> None:
-        """Import the tasks and graders that are named, and render the model's chat template; a dry run's.
+    needs_weights: ClassVar[bool]
+    """Whether the role computes with the model, or reads texts only."""
+
+    def checks(self, _: Surroundings) -> Iterator[Check]:
+        """Yield the checks of packages, model, and what the role runs."""
+        packages = packages_check(self.needed_packages)
+        key = f"{self.section}.model_dir"
+        model = model_check(self.model_dir, key=key, needs_weights=self.needs_weights)
+        yield from (packages, model, Check("code", Needs.CODE, self._code, after=(packages, model)))
+
+    def _code(self) -> Iterator[Finding]:
+        """Import the tasks and graders that are named, and render the model's chat template.
 
         Raises:
             ConfigError: one cannot be imported.
@@ -105,12 +117,21 @@ class GradingConfig(BaseModel):
             self.check_sandbox()
         self._check_imports("custom_tasks", self.custom_tasks.values())
         self._check_imports("allowed_graders", self.allowed_graders)
-        if chat_template(self.model_dir) and (problem := self._problem(_RENDER, str(self.model_dir))):
+        template = chat_template(self.model_dir)
+        if template and (problem := self._problem(_RENDER, str(self.model_dir))):
             raise StartupError(
                 f"the chat template of {self.model_dir} does not render a question: {problem}",
                 fix="Correct chat_template.jinja or tokenizer_config.json there, or set chat = false in "
                 "coordinator.task_options.",
             )
+        named = {
+            "sandbox": self.run_code,
+            "tasks": self.custom_tasks,
+            "graders": self.allowed_graders,
+            "chat template": template,
+        }
+        if tried := [name for name, value in named.items() if value]:
+            yield Finding("code", Grade.OK, f"tried: {', '.join(tried)}")
 
     def check_sandbox(self) -> None:
         """Raise StartupError if programs cannot be run: neither here nor where ``programs_socket`` is."""
@@ -161,6 +182,7 @@ class VerifierConfig(GradingConfig):
     """Section ``[verifier]``. It grades as the run's samplers do, so it needs what they need for that."""
 
     section: ClassVar[str] = "verifier"
+    needs_weights: ClassVar[bool] = False
 
     groups_at_once: int = Field(default=8, ge=1, le=256)
     """How many groups it takes before it has answered for the first. More wait here in place of the
@@ -172,6 +194,7 @@ class SamplerConfig(GradingConfig):
     """Section ``[sampler]``."""
 
     section: ClassVar[str] = "sampler"
+    needs_weights: ClassVar[bool] = True
 
     device: Device = Field(default=AUTO_DEVICE, validate_default=True)
     """Where the model generates. ``auto`` is cuda where there are a GPU and a torch built for one, else

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
@@ -12,9 +12,11 @@ from urllib.parse import parse_qs, urlsplit
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationInfo, field_validator, model_validator
 
 from node import limits
+from node.checks.check import Check, Surroundings
+from node.checks.installed import model_check, packages_check
 from node.config.settings import Address, BucketUrl, bucket_packages
 from node.coordinator.data.data_config import DataConfig
-from node.coordinator.data_check import DataFindings, DataUse, check_data
+from node.coordinator.data_check import DataUse, data_checks
 from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.coordinator.work.accounts import RunTerms
 from node.coordinator.work.capacity import Bounds
@@ -253,33 +255,21 @@ class CoordinatorConfig(BaseModel):
             )
         return self
 
-    @property
-    def data_paths(self) -> dict[str, Path]:
-        """Key -> file or directory that is to be there."""
-        return {} if self.data is None else self.data.paths
-
-    def check_data(
-        self, model_dir: Path | None, *, state_dir: Path, told: Callable[[str], None]
-    ) -> DataFindings | None:
-        """Read the data as a start does, and check every row; None: there is none.
-
-        Args:
-            model_dir: Whose tokenizer counts; None: there is none at hand.
-            state_dir: Of the coordinator, which has the ledger.
-            told: Called now and then with how far it is.
-        Raises:
-            ConfigError, StartupError: see ``data_check``.
-        """
-        if self.data is None:
-            return None
-        use = DataUse(
-            self.built_in_options,
-            self.columns,
-            self.max_new_tokens,
-            ledger=None if self.ledger is not None else state_dir / FILE_NAME,
-            model_dir=model_dir,
-        )
-        return check_data(self.data, use, told=told)
+    def checks(self, around: Surroundings) -> Iterator[Check]:
+        """Yield the checks of packages, model and data."""
+        packages = packages_check(self.needed_packages)
+        yield packages
+        if self.model_dir is not None:
+            yield model_check(self.model_dir, key="coordinator.model_dir")
+        if self.data is not None:
+            use = DataUse(
+                self.built_in_options,
+                self.columns,
+                self.max_new_tokens,
+                ledger=None if self.ledger is not None else around.state_dir / FILE_NAME,
+                model_dir=around.model_dir,
+            )
+            yield from data_checks(self.data, use, told=around.told, after=packages)
 
     @property
     def built_in_options(self) -> TaskOptions | None:

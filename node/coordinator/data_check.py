@@ -8,33 +8,27 @@ import importlib.util
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from node import limits
+from node.checks.check import Check, Finding, Grade, Needs
 from node.coordinator.data.data_config import DataConfig
 from node.coordinator.data.row_sources import open_rows, scratch_directory
 from node.coordinator.data.rows import RowCheck, Rows
 from node.coordinator.ledger.ledger_check import data_of
 from node.coordinator.work.task_size import NO_DATA, DataSeen, agreed_data
 from node.errors import ConfigError
+from node.identity.files import cannot_read
 from node.questions.messages import content_text
 from node.questions.question import question_of
 from node.task_options import GRADERS, JsonlOptions, TaskOptions
 
 COUNTING_S: Final = 60.0
 """Longest time to count the tokens of prompts, some hundred thousand of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class DataFindings:
-    """Findings about data that a run can use."""
-
-    said: str
-    """The checks that were made, for people."""
-    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +45,32 @@ class DataUse:
     """The model whose tokenizer counts; None: there is none at hand."""
 
 
-def check_data(data: DataConfig, use: DataUse, *, told: Callable[[str], None]) -> DataFindings:
-    """Check data as far as that can be done without samplers; blocking.
+def data_checks(
+    data: DataConfig, use: DataUse, *, told: Callable[[str], None], after: Check
+) -> Iterator[Check]:
+    """Yield the checks of the data, as far as they can be made without samplers.
 
     Args:
         told: Called now and then with how far it is, where there are many rows.
+        after: The check of the packages that read them.
+    """
+    files = Check("data files", Needs.DISK, partial(_files, data.paths))
+    yield files
+    yield Check("data", Needs.DATA, partial(_data, data, use, told=told), after=(files, after))
+
+
+def _files(paths: Mapping[str, Path]) -> Iterator[Finding]:
+    for key, path in paths.items():
+        try:
+            path.stat()
+        except OSError as error:
+            fault = cannot_read(path, error, fix=f"Set {key} to a file on this machine.")
+            yield Finding.of_fault("data files", fault)
+
+
+def _data(data: DataConfig, use: DataUse, *, told: Callable[[str], None]) -> Iterator[Finding]:
+    """Read the data as a start does, and check every row; blocking.
+
     Raises:
         ConfigError: rows cannot be used, or they are not those that the run began with.
         StartupError: they cannot be read.
@@ -77,7 +92,9 @@ def check_data(data: DataConfig, use: DataUse, *, told: Callable[[str], None]) -
                 fix="Correct or remove these rows, or change coordinator.task_options. A run that has begun "
                 "leaves them out.",
             )
-        return DataFindings(_said(data, use, rows, has_begun=bool(next_slot)), tuple(_warnings(rows, use)))
+        for warning in _warnings(rows, use):
+            yield Finding("data", Grade.WARN, warning)
+        yield Finding("data", Grade.OK, _said(data, use, rows, has_begun=bool(next_slot)))
     finally:
         rows.close()
 
@@ -120,7 +137,10 @@ def _said(data: DataConfig, use: DataUse, rows: Rows, *, has_begun: bool) -> str
 def _warnings(rows: Rows, use: DataUse) -> list[str]:
     if use.model_dir is None or not isinstance(use.options, JsonlOptions):
         return []
-    described = json.loads((use.model_dir / "config.json").read_bytes())
+    try:
+        described = json.loads((use.model_dir / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return []  # the check of the model says so
     context = described.get("text_config", described).get("max_position_embeddings", limits.PROMPT_TOKENS)
     most = min(int(context) - use.max_new_tokens, use.options.max_prompt_tokens or limits.PROMPT_TOKENS)
     warning = _overlong(rows, use.options, tokenizer_file=use.model_dir / "tokenizer.json", most=most)
@@ -132,7 +152,7 @@ def _overlong(rows: Rows, options: JsonlOptions, *, tokenizer_file: Path, most: 
 
     What a chat template adds is not counted; without the package ``tokenizers`` nothing is.
     """
-    if importlib.util.find_spec("tokenizers") is None:
+    if importlib.util.find_spec("tokenizers") is None or not tokenizer_file.is_file():
         return ""
     from tokenizers import Tokenizer  # samplers and learners have it
 

@@ -1,7 +1,11 @@
 """Settings of a relay."""
 
+from collections.abc import Iterator
+
 from pydantic import BaseModel, ConfigDict, Field
 
+from node.checks.check import Check, Surroundings
+from node.checks.installed import packages_check
 from node.config.settings import Address, BucketUrl, Target, bucket_packages
 from node.extras import NeededPackage
 
@@ -26,6 +30,10 @@ class RelayConfig(BaseModel):
     """Finished groups kept on disk while the coordinator is away or slow. When full, samplers keep theirs."""
     spool_bytes: int = Field(default=2 << 30, ge=1 << 20, le=1 << 44)
     """Size of those groups together; whichever of the two is reached first."""
+
+    def checks(self, _: Surroundings) -> Iterator[Check]:
+        """Yield the check of packages."""
+        yield packages_check(self.needed_packages)
 
     @property
     def needed_packages(self) -> tuple[NeededPackage, ...]:

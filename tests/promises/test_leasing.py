@@ -39,7 +39,7 @@ async def fail(sampler: HandPeer, lease_id: str, fault: rollout_pb2.LeaseFault.V
 
 
 async def test_each_prompt_is_leased_once_an_epoch_and_each_slot_once(made: MadeRun) -> None:
-    """Whoever asks, and in however many requests."""
+    """However many samplers ask, and in however many requests."""
     settings = {"prompts": 6, "max_staleness_versions": 50, "max_new_tokens": 4}
     async with joined(made, made.sampler, made.other_sampler, **settings) as (_, _, one, other):
         leases = [lease for peer in (one, other, one, other) for lease in (await peer.lease(3)).leases]

@@ -1,4 +1,4 @@
-"""What becomes of a group that a sampler hands in: its verdict, its lease and its prompt."""
+"""A group that a sampler hands in: its verdict, its lease and its prompt."""
 
 import asyncio
 from dataclasses import replace

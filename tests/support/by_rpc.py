@@ -1,4 +1,4 @@
-"""What tests of the coordinator through its rpcs share: refusals by reason, disks as they lie, verifiers."""
+"""Shared by tests of the coordinator through its rpcs: refusals by reason, disks as they lie, verifiers."""
 
 import asyncio
 import shutil
