@@ -16,7 +16,7 @@ from node.checks.check import Check, Surroundings
 from node.checks.installed import model_check, packages_check
 from node.config.settings import Address, BucketUrl, bucket_packages
 from node.coordinator.data.data_config import DataConfig
-from node.coordinator.data_check import DataUse, data_checks
+from node.coordinator.data_check import DataUse, data_check
 from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.coordinator.work.accounts import RunTerms
 from node.coordinator.work.capacity import Bounds
@@ -269,7 +269,7 @@ class CoordinatorConfig(BaseModel):
                 ledger=None if self.ledger is not None else around.state_dir / FILE_NAME,
                 model_dir=around.model_dir,
             )
-            yield from data_checks(self.data, use, told=around.told, after=packages)
+            yield data_check(self.data, use, told=around.told, after=packages)
 
     @property
     def built_in_options(self) -> TaskOptions | None:

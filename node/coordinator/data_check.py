@@ -22,7 +22,6 @@ from node.coordinator.data.rows import RowCheck, Rows
 from node.coordinator.ledger.ledger_check import data_of
 from node.coordinator.work.task_size import NO_DATA, DataSeen, agreed_data
 from node.errors import ConfigError
-from node.identity.files import cannot_read
 from node.questions.messages import content_text
 from node.questions.question import question_of
 from node.task_options import GRADERS, JsonlOptions, TaskOptions
@@ -45,27 +44,14 @@ class DataUse:
     """The model whose tokenizer counts; None: there is none at hand."""
 
 
-def data_checks(
-    data: DataConfig, use: DataUse, *, told: Callable[[str], None], after: Check
-) -> Iterator[Check]:
-    """Yield the checks of the data, as far as they can be made without samplers.
+def data_check(data: DataConfig, use: DataUse, *, told: Callable[[str], None], after: Check) -> Check:
+    """Return the check of the data, as far as it can be made without samplers.
 
     Args:
         told: Called now and then with how far it is, where there are many rows.
         after: The check of the packages that read them.
     """
-    files = Check("data files", Needs.DISK, partial(_files, data.paths))
-    yield files
-    yield Check("data", Needs.DATA, partial(_data, data, use, told=told), after=(files, after))
-
-
-def _files(paths: Mapping[str, Path]) -> Iterator[Finding]:
-    for key, path in paths.items():
-        try:
-            path.stat()
-        except OSError as error:
-            fault = cannot_read(path, error, fix=f"Set {key} to a file on this machine.")
-            yield Finding.of_fault("data files", fault)
+    return Check("data", Needs.DATA, partial(_data, data, use, told=told), after=(after,))
 
 
 def _data(data: DataConfig, use: DataUse, *, told: Callable[[str], None]) -> Iterator[Finding]:

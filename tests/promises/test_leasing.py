@@ -119,6 +119,7 @@ async def test_a_lease_lives_by_heartbeats_and_goes_to_the_next_sampler_without(
         assert await ids(lively, 1) == ["0.2"]
         assert list((await silent.heartbeat(lost)).lost_lease_ids) == [lost]
         assert list((await lively.heartbeat(kept)).lost_lease_ids) == []
+        assert hub.metric("heterorl_coordinator_lease_expiries_total") == 1
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["late but first", "late and second"])
