@@ -185,7 +185,7 @@ class SamplerConfig(GradingConfig):
     """Name of the engine that generates, or the import path of one's own, ``package.module:function``.
     ``torch`` runs transformers models on any device that torch supports; ``vllm`` generates several times
     faster; ``remote`` is a vLLM server that runs beside the sampler; ``auto`` is vllm where a build of it for
-    the device is installed, else torch; ``ranking`` or ``noise_mask`` for models of these kinds."""
+    the device is installed, else torch; models of another kind of policies have the engine of its name."""
 
     engine_options: Annotated[dict[str, Any], AfterValidator(_check_engine_options)] = Field(
         default_factory=dict, validate_default=True
