@@ -44,8 +44,8 @@ _RELAY: Final = (
     Instant("group spooled", "rollouts.sqlite-wal", is_change=True),
 )
 _LEARNER: Final = (
-    Instant("journal segment being begun", "journal/.*.new"),
-    Instant("journal entry written", "journal/*.segment", is_change=True),
+    Instant("journal entry being written", "journal.sqlite-journal", is_change=True),
+    Instant("journal entry written", "journal.sqlite", is_change=True),
     Instant("checkpoint being written", "checkpoints/staged-*"),
     Instant("checkpoint written", "checkpoints/0*"),
     Instant("step logged", "steps.jsonl", is_change=True),
