@@ -88,10 +88,10 @@ def test_a_truncated_group_agrees_with_the_learner_and_is_admitted_by_its_kept_m
 ) -> None:
     group = sampled_group(model_dir, policy, sampling)
     corrected = step(policy, group)
-    assert corrected.kl_nats < 1e-6
+    assert corrected.numbers.kl_nats < 1e-6
     # The same numbers, taken for logprobs of the whole softmax.
     uncorrected = step(policy, taken_as_whole(group))
-    assert uncorrected.kl_nats > QUARANTINE_NATS
+    assert uncorrected.numbers.kl_nats > QUARANTINE_NATS
     rules = GroupRules(
         run_id=group.run_id,
         layout_digest=policy.layout.digest,
