@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from heterorl.v1 import (
 )
 from node.clock import SystemClock
 from node.exit_code import ExitCode
+from node.protocol import OURS
 from node.rollout import RolloutGroup, check_group
 from node.run import RunSettings
 from node.wire.mapping import to_wire
@@ -202,7 +204,7 @@ class SuspiciousMembership(membership_pb2_grpc.MembershipServiceServicer):
 
     async def Join(self, request: Any, context: Any) -> membership_pb2.JoinResponse:  # noqa: N802
         settings = RunSettings("addition", 2, 2, 2, 0.02, None, SAMPLING)
-        return to_wire(membership_pb2.JoinResponse, settings)
+        return to_wire(membership_pb2.JoinResponse, settings, **asdict(OURS))
 
     async def Heartbeat(  # noqa: N802
         self, requests: Any, context: Any
