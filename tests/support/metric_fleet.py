@@ -43,6 +43,7 @@ LABEL_VALUES: Final[dict[str, tuple[str, ...]]] = {
     "service": ("rollout",),
     "stage": ("sampled", "trained"),
     "state": ("leased", "spooled", "accepted", "trained"),
+    "to": ("coordinator", "relay"),
     "verdict": ("spooled", "accepted", "stale"),
     "version": ("0",),
     "what": ("options",),
