@@ -6,6 +6,7 @@ from typing import Final, TypeAlias
 
 from node import limits
 from node.failure import BadPrompt
+from node.peer_figures import MachineFigures, SamplerFigures
 from node.policy import PolicyVersion
 from node.sampling_parameters import SamplingParameters
 
@@ -278,6 +279,8 @@ class PeerStatus:
     software_version: str = ""
     protocol: int = 0
     """The newest that it speaks."""
+    machine: MachineFigures | None = None
+    sampler: SamplerFigures | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from node.peer_figures import MachineFigures
+
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
@@ -55,6 +57,16 @@ class RoleContext:
     """Tells supervisors that this role stands by; the daemon itself tells them of every other phase."""
     pages: dict[str, Callable[[], bytes]] = field(default_factory=dict)
     """Pages that this role adds to the telemetry port: path -> function that returns HTML, in any thread."""
+
+    def machine_figures(self) -> MachineFigures:
+        """Return what this role reports of its process and machine."""
+        until_s = None if self.identity is None else self.identity.current.not_after_s
+        return MachineFigures(
+            disk_free_ratio=self.node_metrics.disk_free_ratio,
+            certificate_expiry_s=None if until_s is None else until_s - self.clock.now(),
+            mended_frames=self.transfer_metrics.mended_frames,
+            source_lies=self.transfer_metrics.source_lies,
+        )
 
 
 def load_build(role: str) -> "Callable[[RoleContext], Awaitable[list[Service]]]":

@@ -1,7 +1,7 @@
 """Answers of a relay to its samplers: the coordinator's decisions, handed up and down by the carrier.
 
 Heartbeats are answered at once with what the last summary brought; everything else goes up and comes down.
-Groups go into the relay's own spool. Samplers' metrics stay here: this relay's /metrics shows them.
+Groups go into the relay's own spool.
 """
 
 import random as randomness
@@ -20,9 +20,7 @@ from node.relay.sampler_sessions import Sessions
 from node.rollout import EncodedGroup
 from node.run import Role
 from node.serving.heartbeat_pause import drawn_pause_s
-from node.telemetry.fleet_collector import FleetCollector
 from node.verdict import Verdict
-from node.wire.members import metric_families_from_wire
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +30,6 @@ class CarriedMembers:
     relay_id: str
     sessions: Sessions
     carrier: Carrier
-    fleet: FleetCollector
     clock: Clock
     renewed: RenewedCertificates
     """Certificates of samplers that the coordinator made anew."""
@@ -55,7 +52,6 @@ class CarriedMembers:
         number = self.sessions.next_number()
         answer = await self.carrier.ask(number, join=request)
         self.sessions.open(peer, number, request.instance)
-        self.fleet.admit(peer)
         if answer.joined.certificate:
             self.renewed.note(answer.joined.certificate, now=self.clock.now())
         answer.joined.relay_id = self.relay_id
@@ -69,26 +65,18 @@ class CarriedMembers:
             what = f"a heartbeat names {len(request.running_lease_ids)} leases"
             raise RefusedError(Reason.OVER_LIMIT, f"{what}, allowed are {limits.LEASES_PER_PEER}")
         response = self.sessions.heard(peer, request, has_heard=has_heard)
-        if request.metrics:
-            self.fleet.update(peer, metric_families_from_wire(request.metrics))
-        elif request.metric_values:
-            self.fleet.update_values(peer, request.metric_values)
         response.sequence, response.received_at_s = request.sequence, now
         if self.carrier.head is not None:
             response.head.CopyFrom(self.carrier.head)
-        response.metrics_every_s = self.fleet.metrics_every_s
-        response.wants_whole_metrics = not self.fleet.is_known(peer)
         response.next_heartbeat_s = drawn_pause_s(self.carrier.pause_s, self.random())
         response.sent_at_s = self.clock.now() + self.clock_offset_s()
         return response
 
     def disconnected(self, peer: Peer) -> None:
-        self.fleet.drop(peer)
         self.sessions.disconnected(peer)
         self.carrier.notice_disconnected()
 
     def leave(self, peer: Peer) -> None:
-        self.fleet.drop(peer)
         if (number := self.sessions.leave(peer)) is not None:
             self.carrier.leave(number)
 

@@ -44,8 +44,6 @@ from node.serving.hub_setup import bucket_mirror, make_server, open_store, submi
 from node.serving.membership_servicer import MembershipServicer
 from node.serving.policy_servicer import PolicyServicer
 from node.serving.rollout_servicer import RolloutServicer
-from node.telemetry.fleet_collector import FleetCollector
-from node.telemetry.metrics import snapshot
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.bucket_mirror import BucketMirror
 from node.weights.transfer.fetcher import Fetcher
@@ -161,7 +159,7 @@ def _membership(
         reports=PeerReports(
             held=store.head,
             waits_for=lambda: context.node_metrics.waits_for,
-            metrics=lambda: snapshot(context.registry, Role.RELAY),
+            machine=context.machine_figures,
             revocations=RevocationList(copy).current,
         ),
         notices=Notices(revocations=partial(_keep, copy), moved=moved.learn),
@@ -175,13 +173,10 @@ def _members(
     membership: MembershipClient,
     renewed: RenewedCertificates,
 ) -> CarriedMembers:
-    fleet = FleetCollector()
-    context.registry.register(fleet)
     return CarriedMembers(
         context.node_id,
         sessions,
         carrier,
-        fleet,
         context.clock,
         renewed,
         clock_offset_s=lambda: membership.clock_offset_s,

@@ -127,14 +127,29 @@ async def test_a_peer_that_stops_beating_is_shown_as_silent(hub: RunningHub) -> 
         assert [peer.state for peer in (await sampler.status()).peers] == ["live"]
 
 
-async def test_a_samplers_metrics_are_on_the_coordinators_page_under_its_name(hub: RunningHub) -> None:
-    sample = membership_pb2.MetricSample(name="heterorl_sampler_tokens_total", value=5)
-    family = membership_pb2.MetricFamily(name="heterorl_sampler_tokens", type="counter", samples=[sample])
+async def test_the_numbers_of_a_heartbeat_are_in_the_status_and_on_the_coordinators_page(
+    hub: RunningHub,
+) -> None:
+    machine = membership_pb2.MachineFigures(disk_free_ratio=0.25)
+    figures = membership_pb2.SamplerFigures(starving_s=90.0)
     async with hub.peer(hub.made.sampler) as sampler:
         await sampler.join()
-        await sampler.heartbeat(metrics=[family])
-        page = generate_latest(hub.registry).decode()
-    assert 'heterorl_sampler_tokens_total{node="sampler-1",role="sampler"} 5.0' in page
+        await sampler.heartbeat(machine=machine, sampler=figures)
+        (row,) = (await sampler.status()).peers
+        assert (row.machine, row.sampler) == (machine, figures)
+
+        hub.clock.advance(2)
+
+        async def is_shown() -> bool:
+            labels = 'peer_starving_seconds{node="sampler-1",role="sampler"} 90.0'
+            return labels in generate_latest(hub.registry).decode()
+
+        await eventually(is_shown)
+        wrong = membership_pb2.SamplerFigures(starving_s=float("nan"))
+        assert await reason(sampler.heartbeat(sampler=wrong)) == "non_finite"
+    async with hub.peer() as learner:
+        await learner.join()
+        assert await reason(learner.heartbeat(sampler=figures)) == "wrong_role"
 
 
 async def test_a_second_process_of_a_name_is_refused_while_the_first_is_here(hub: RunningHub) -> None:
@@ -262,20 +277,6 @@ async def test_an_operator_asks_for_a_page_of_peers_and_hears_what_the_run_waits
         query = membership_pb2.PeerQuery(sort_by="age")
         wrong = asks.membership.GetStatus(membership_pb2.GetStatusRequest(query=query))
         assert await reason(wrong) == "malformed"
-
-
-async def test_the_values_of_a_samplers_metrics_follow_the_whole_of_them(hub: RunningHub) -> None:
-    sample = membership_pb2.MetricSample(name="heterorl_sampler_tokens_total", value=5)
-    family = membership_pb2.MetricFamily(name="heterorl_sampler_tokens", type="counter", samples=[sample])
-    labels = {"node": "sampler-1", "role": "sampler"}
-    async with hub.peer(hub.made.sampler) as sampler:
-        await sampler.join()
-        assert (await sampler.heartbeat()).wants_whole_metrics
-        assert not (await sampler.heartbeat(metrics=[family])).wants_whole_metrics
-        await sampler.heartbeat(metric_values=[9.0])
-        assert hub.metric("heterorl_sampler_tokens_total", **labels) == 9
-        assert hub.metric("heterorl_fleet_sampler_tokens_total", role="sampler") == 4
-        assert await reason(sampler.heartbeat(metric_values=[1.0] * 10_001)) == "over_limit"
 
 
 def _heartbeat(**fields: object) -> membership_pb2.HeartbeatRequest:

@@ -21,7 +21,6 @@ from node.relay.rollout_spool import RolloutSpool
 from node.relay.sampler_sessions import Sessions
 from node.rollout import EncodedGroup, LeaseGrant, RolloutGroup
 from node.rpc.channel import ConnectionLost
-from node.telemetry.fleet_collector import FleetCollector
 from node.verdict import Verdict
 from node.wire.mapping import from_wire, optional_from_wire, optional_to_wire, role_to_wire, to_wire
 from simulation.disks import SimulatedDisk
@@ -102,12 +101,10 @@ class SimulatedRelay:
             monotonic=process.loop.time,
             random=draw.random,
         )
-        fleet = FleetCollector()
         self.members = CarriedMembers(
             "relay",
             sessions,
             self.carrier,
-            fleet,
             clock,
             RenewedCertificates(),
             clock_offset_s=lambda: 0.0,
