@@ -11,9 +11,9 @@ Unset (None) is not known and shown nowhere.
 """
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from typing import Any, Final, Self
 
 
 class Worst(enum.Enum):
@@ -116,6 +116,20 @@ def reported(*kinds: MachineFigures | SamplerFigures | None) -> Iterator[tuple[s
         for one in () if kind is None else fields(kind):
             if (value := getattr(kind, one.name)) is not None:
                 yield one.name, float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownFigures:
+    """The numbers that a peer reported last."""
+
+    machine: MachineFigures | None = None
+    sampler: SamplerFigures | None = None
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    """By the name of their field; without the unknown ones."""
+
+    @classmethod
+    def of(cls, machine: MachineFigures | None, sampler: SamplerFigures | None) -> Self:
+        return cls(machine, sampler, dict(reported(machine, sampler)))
 
 
 def text_of(*kinds: MachineFigures | SamplerFigures | None, is_brief: bool = False) -> str:

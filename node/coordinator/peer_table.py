@@ -20,7 +20,6 @@ from node.coordinator.peers import HeartbeatReport, Peers
 from node.coordinator.work.accounts import Accounts
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
-from node.peer_figures import reported
 from node.policy import PolicyVersion
 from node.run import (
     MEMBER_ROLES,
@@ -138,7 +137,7 @@ class PeerTable:
                 lag_s,
                 max(0.0, view.now - member.last_seen_s),
                 report.clock_offset_s,
-                dict(reported(*self.peers.figures(peer))),
+                self.peers.figures(peer).numbers,
             ),
             standing=view.standing(name)[0] if is_sampler else None,
             grader=self.peers.grader_of(peer) if is_sampler else b"",
@@ -149,7 +148,7 @@ class PeerTable:
     def _row(self, member: KnownPeer, view: "_View") -> PeerStatus:
         peer, report, now = member.peer, self.peers.report(member.peer), view.now
         lag_versions, lag_s = view.lag(peer, report.held)
-        machine, work = self.peers.figures(peer)
+        figures = self.peers.figures(peer)
         row = PeerStatus(
             node_id=peer.node_id,
             role=peer.role,
@@ -169,8 +168,8 @@ class PeerTable:
             refused_twins=member.refused_twins,
             refused_twin_s=max(0.0, now - member.refused_twin_at_s) if member.refused_twins else 0.0,
             grader_digest=self.peers.grader_of(peer),
-            machine=machine,
-            sampler=work,
+            machine=figures.machine,
+            sampler=figures.sampler,
         )
         return self._as_sampler(row, view) if peer.role is Role.SAMPLER else row
 

@@ -21,7 +21,7 @@ from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.task_check import UNSAID, run_grader
 from node.identity.peer import Peer
 from node.limits import VERDICTS_PER_HEARTBEAT
-from node.peer_figures import MachineFigures, SamplerFigures
+from node.peer_figures import KnownFigures, MachineFigures, SamplerFigures
 from node.policy import PolicyVersion
 from node.protocol import OURS, Spoken
 from node.run import Role, StepReport, Teaching, Unusual
@@ -31,6 +31,9 @@ from node.verdict import GroupVerdict
 
 PENDING_VERDICTS: Final = 4 * VERDICTS_PER_HEARTBEAT
 """Verdicts kept for a sampler that does not heartbeat; then the oldest go. The ledger counts them all."""
+
+
+_NO_FIGURES: Final = KnownFigures()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +101,7 @@ class Peers:
         self._metrics = metrics
         self._reports: dict[Peer, HeartbeatReport] = {}
         """The newest of each peer."""
-        self._machines: dict[Peer, MachineFigures] = {}
-        self._work: dict[Peer, SamplerFigures] = {}
-        """The numbers that each sampler reported last."""
+        self._figures: dict[Peer, KnownFigures] = {}
         self._waits_since_s: dict[Peer, float] = {}
         """Since when each peer names the wait that it names now."""
         self._via: dict[Peer, str] = {}
@@ -184,10 +185,8 @@ class Peers:
         if self._reports[peer].waits_for != heartbeat.waits_for:
             self._waits_since_s[peer] = now
         self._reports[peer] = heartbeat
-        if heartbeat.machine is not None:
-            self._machines[peer] = heartbeat.machine
-        if heartbeat.sampler is not None:
-            self._work[peer] = heartbeat.sampler
+        if heartbeat.machine is not None or heartbeat.sampler is not None:
+            self._figures[peer] = KnownFigures.of(heartbeat.machine, heartbeat.sampler)
         if heartbeat.step is not None:
             self.step = heartbeat.step
         if peer.role is Role.LEARNER and heartbeat.teaching is not None:
@@ -242,9 +241,9 @@ class Peers:
         """Return the newest report of a known peer."""
         return self._reports[peer]
 
-    def figures(self, peer: Peer) -> tuple[MachineFigures | None, SamplerFigures | None]:
+    def figures(self, peer: Peer) -> KnownFigures:
         """Return the numbers that a peer reported last."""
-        return self._machines.get(peer), self._work.get(peer)
+        return self._figures.get(peer, _NO_FIGURES)
 
     def waits_since_s(self, peer: Peer) -> float:
         """Return since when a known peer names the wait that it names now."""
@@ -335,8 +334,7 @@ class Peers:
             self._few.pop(peer, None)
             self._via.pop(peer, None)
             self._graders.pop(peer, None)
-            self._machines.pop(peer, None)
-            self._work.pop(peer, None)
+            self._figures.pop(peer, None)
             if peer.role is Role.SAMPLER:
                 self._samplers.discard(peer.node_id)
 
