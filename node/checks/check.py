@@ -11,7 +11,7 @@ import enum
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 from node.errors import ConfigError, NotReadyError, StartupError
 
@@ -97,13 +97,6 @@ class Surroundings:
     """The first model of this process's roles, for its tokenizer; None: there is none."""
     told: Callable[[str], None]
     """Called now and then with how far a long check is."""
-
-
-class ChecksItself(Protocol):
-    """A section of the configuration that knows what its role needs."""
-
-    def checks(self, around: Surroundings) -> Iterable[Check]:
-        """Return the checks of what its values name."""
 
 
 def examine(checks: Iterable[Check], *, needs: Needs) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from node import descriptors
-from node.checks.check import Check, ChecksItself, Finding, Grade, Needs, Surroundings
+from node.checks.check import Check, Finding, Grade, Needs, Surroundings
 from node.clock import moment
 from node.config.settings import NodeConfig, NodeSection
 from node.enrolment.authority import present_authority
@@ -44,14 +44,14 @@ def start_checks(
     """
     roles = tuple(roles)
     return [
-        Check("open files", Needs.CONFIGURATION, partial(_open_files, config, roles)),
+        Check("open files", Needs.CONFIGURATION, partial(open_files, config, roles)),
         *_checks_of_run(config.node, config, roles, now=now),
         *_checks_of_sections(config, roles, told),
     ]
 
 
-def too_few_descriptors(config: NodeConfig, roles: Iterable[Role]) -> Finding | None:
-    """Return a warning if a hub may not open enough files for the peers it expects; None if it may."""
+def open_files(config: NodeConfig, roles: Iterable[Role]) -> list[Finding]:
+    """Return a warning if a hub may not open enough files for the peers it expects."""
     hubs = {Role.COORDINATOR, Role.RELAY} & set(roles)
     most = descriptors.hard_limit()
     room = descriptors.peers_with_room(most)
@@ -60,8 +60,8 @@ def too_few_descriptors(config: NodeConfig, roles: Iterable[Role]) -> Finding | 
     if Role.COORDINATOR in hubs and section is not None:
         expected, why = section.concurrency_groups, "coordinator.concurrency_groups lets work at once"
     if not hubs or room >= expected:
-        return None
-    return Finding(
+        return []
+    scarcity = Finding(
         "open files",
         Grade.WARN,
         f"this process may have {most} files open, which is room for {room} peers with "
@@ -69,11 +69,7 @@ def too_few_descriptors(config: NodeConfig, roles: Iterable[Role]) -> Finding | 
         "Raise the hard limit: LimitNOFILE of the systemd unit, `ulimit -Hn` of a shell, `--ulimit nofile` "
         "of a container",
     )
-
-
-def _open_files(config: NodeConfig, roles: tuple[Role, ...]) -> Iterator[Finding]:
-    if (scarcity := too_few_descriptors(config, roles)) is not None:
-        yield scarcity
+    return [scarcity]
 
 
 def _checks_of_run(
@@ -99,14 +95,11 @@ def _checks_of_run(
 def _checks_of_sections(
     config: NodeConfig, roles: tuple[Role, ...], told: Callable[[str], None]
 ) -> Iterator[Check]:
-    sections: list[tuple[Role, Any]] = [
-        (role, section) for role in roles if (section := getattr(config, role)) is not None
-    ]
+    sections = [(role, section) for role in roles if (section := getattr(config, role)) is not None]
     models = (getattr(section, "model_dir", None) for _, section in sections)
     model_dir = next(filter(None, models), None)
     for role, section in sections:
-        checked: ChecksItself = section
-        yield from checked.checks(Surroundings(config.node.state_dir / role, model_dir, told))
+        yield from section.checks(Surroundings(config.node.state_dir / role, model_dir, told))
 
 
 def _state_dir(directory: Path) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -42,6 +42,9 @@ _SLOW_BYTES_PER_S: Final = 250e3
 
 _SLOW_LOOKUP_S: Final = 2.0
 """A name server is asked again after 5 s by default; one that answers takes milliseconds."""
+
+_LEFT_DAYS: Final = 14.0
+"""Time for an operator to act; certificates renew themselves long before."""
 
 _CLOCK_S: Final = 60.0
 """As in the status: above any link's delay, far below what certificates allow."""
@@ -92,11 +95,11 @@ class _Way:
         }
         before: tuple[Check, ...] = ()
         for name, look in layers.items():
-            check = Check(name, Needs.NETWORK, partial(_found, look), before)
+            check = Check(name, Needs.NETWORK, partial(_found_by, look), before)
             before = (check,)
             yield check
 
-    async def _proxy(self) -> AsyncIterator[Finding]:
+    async def _proxy(self) -> list[Finding]:
         """Ask the proxy for a connection, where there is one, as gRPC does; the proxy looks the name up."""
         host, port = self.host, self.port
         find = partial(proxy_for, host, environ=os.environ, addresses_of=addresses_here)
@@ -104,8 +107,8 @@ class _Way:
         if proxy is None:
             if (named := proxy_in(os.environ)) is not None:
                 what = f"{named} is not used: {host} is loopback, private, or named in no_proxy"
-                yield Finding("proxy", Grade.OK, what)
-            return
+                return [Finding("proxy", Grade.OK, what)]
+            return []
         began = time.monotonic()
         try:
             async with asyncio.timeout(TIMEOUT_S), connected(host, port, proxy):
@@ -116,31 +119,28 @@ class _Way:
                 f"Unset {proxy.variable}, or name {host} in no_proxy, where the daemon is started (a unit: "
                 "`systemctl edit`); or have the proxy allow CONNECT to this port. See docs/failures/proxy.md."
             )
-            yield Finding("proxy", Grade.FAIL, what, fix)
-            return
-        yield Finding("proxy", Grade.OK, f"{proxy} opens the way to {join_address(host, port)}, in {took}")
+            return [Finding("proxy", Grade.FAIL, what, fix)]
+        return [Finding("proxy", Grade.OK, f"{proxy} opens the way to {join_address(host, port)}, in {took}")]
 
-    async def _dns(self) -> AsyncIterator[Finding]:
+    async def _dns(self) -> list[Finding]:
         if self.proxy is not None:
-            return
+            return []
         host, began = self.host, time.monotonic()
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
         except OSError as error:
             what = f"{host} does not resolve: {error.strerror}"
-            yield Finding("dns", Grade.FAIL, what, "Correct the name, or this machine's name servers.")
-            return
+            return [Finding("dns", Grade.FAIL, what, "Correct the name, or this machine's name servers.")]
         addresses = ", ".join(sorted({str(one[4][0]) for one in found}))
         what = f"{host} is {addresses}, in {_ms(began)}"
         if time.monotonic() - began > _SLOW_LOOKUP_S:
             fix = "A name server does not answer: see /etc/resolv.conf, `resolvectl status`."
-            yield Finding("dns", Grade.WARN, what, fix)
-            return
-        yield Finding("dns", Grade.OK, what)
+            return [Finding("dns", Grade.WARN, what, fix)]
+        return [Finding("dns", Grade.OK, what)]
 
-    async def _tcp(self) -> AsyncIterator[Finding]:
+    async def _tcp(self) -> list[Finding]:
         if self.proxy is not None:
-            return
+            return []
         host, port, began = self.host, self.port, time.monotonic()
         try:
             async with asyncio.timeout(TIMEOUT_S), connected(host, port):
@@ -151,21 +151,20 @@ class _Way:
             if unread := [name for name in OTHERS if name in os.environ]:
                 fix += " If only a proxy leads there: set https_proxy, in small letters; "
                 fix += f"{unread[0]} is not read."
-            yield Finding("tcp", Grade.FAIL, what, fix)
-            return
+            return [Finding("tcp", Grade.FAIL, what, fix)]
         except OSError as error:
             what = f"port {port} is not reached: {reason_of(error)}"
             fix = "Start the coordinator, and see coordinator.listen: "
             fix += "127.0.0.1 is reached from its own host only."
-            yield Finding("tcp", Grade.FAIL, what, fix)
-            return
-        yield Finding("tcp", Grade.OK, f"port {port} accepts, in {took}")
+            return [Finding("tcp", Grade.FAIL, what, fix)]
+        return [Finding("tcp", Grade.OK, f"port {port} accepts, in {took}")]
 
-    async def _tls(self) -> AsyncIterator[Finding]:
+    async def _tls(self) -> list[Finding]:
         host, port, run, identity = self.host, self.port, self.caller.run, self.caller.identity
         if run is None:
-            yield Finding("tls", Grade.WARN, "not checked: there is no run.json", "Name one with --run-file.")
-            return
+            return [
+                Finding("tls", Grade.WARN, "not checked: there is no run.json", "Name one with --run-file.")
+            ]
         context = ssl.create_default_context(cadata=run.ca_certificate_pem.decode())
         context.set_alpn_protocols(["h2"])
         if identity is not None:
@@ -183,8 +182,7 @@ class _Way:
         except ssl.SSLCertVerificationError as error:
             what = f"the server's certificate is not that of a hub of {run.run_id}: {error.verify_message}"
             fix = "Check the address, that run.json is this run's, and this machine's clock."
-            yield Finding("tls", Grade.FAIL, what, fix)
-            return
+            return [Finding("tls", Grade.FAIL, what, fix)]
         except (OSError, TimeoutError, EOFError, ValueError) as error:
             what = f"no handshake on port {port}: {reason_of(error)}"
             fix = "Use the members port (coordinator.listen), and see whether something in between ends TLS."
@@ -193,35 +191,29 @@ class _Way:
                     " If that is the right port, large packets may be lost on the way, as in tunnels: try "
                     "`ip link set dev DEVICE mtu 1280`, and let ICMP through firewalls."
                 )
-            yield Finding("tls", Grade.FAIL, what, fix)
-            return
+            return [Finding("tls", Grade.FAIL, what, fix)]
         if not is_let_in and identity is not None:
             what = f"the hub closes the connection on the certificate of {identity.node_id}"
             until = moment(identity.not_after_s)
             fix = f"It is valid until {until}: see both clocks, or enrol anew with a token."
-            yield Finding("tls", Grade.FAIL, what, fix)
-            return
-        yield Finding("tls", Grade.OK, f"{version}, a hub of run {run.run_id}")
+            return [Finding("tls", Grade.FAIL, what, fix)]
+        return [Finding("tls", Grade.OK, f"{version}, a hub of run {run.run_id}")]
 
-    async def _call(self) -> AsyncIterator[Finding]:
+    async def _call(self) -> list[Finding]:
         """Yield what an answered call says of identity, protocol and clock."""
         coordinator, identity = self.address, self.caller.identity
         if identity is None:
             what = f"there is no certificate below {self.caller.state_dir}: what needs one is not checked"
             fix = "Join first (`heterorl-node join TOKEN`), or add --state-dir."
-            yield Finding("identity", Grade.WARN, what, fix)
-            return
-        name = identity.node_id
+            return [Finding("identity", Grade.WARN, what, fix)]
         began, began_at = time.monotonic(), time.time()
         try:
             status = await fetch_status(coordinator, identity, query=PeerQuery(limit=1))
         except (RefusedError, ConnectionLost) as error:
             if (clocks := compare_clocks(error, identity, now=time.time())) is not None:
-                yield Finding("clock", Grade.FAIL, clocks.what, clocks.fix)
-                return
+                return [Finding("clock", Grade.FAIL, clocks.what, clocks.fix)]
             if isinstance(error, RefusedError) and error.reason is Reason.STANDBY:
-                yield Finding("protocol", Grade.OK, f"{coordinator} stands by: another coordinator leads")
-                return
+                return [Finding("protocol", Grade.OK, f"{coordinator} stands by: another coordinator leads")]
             is_us = isinstance(error, RefusedError) and error.reason in (
                 Reason.UNAUTHENTICATED,
                 Reason.REVOKED,
@@ -230,30 +222,21 @@ class _Way:
             fix = "If it was revoked: `heterorl-node revoke --undo` on the coordinator's host."
             if not is_us:
                 fix = "Run the same version everywhere, and see the coordinator's log."
-            yield Finding("identity" if is_us else "protocol", Grade.FAIL, str(error), fix)
-            return
+            return [Finding("identity" if is_us else "protocol", Grade.FAIL, str(error), fix)]
         took_s = time.monotonic() - began
         self.is_answered = True
-        left_days = (identity.not_after_s - time.time()) / 86400
-        if left_days < 14:
-            fix = f"Enrol anew: a token made with --node-id {name}, and the old identity moved away."
-            yield Finding("identity", Grade.WARN, f"{name} expires in {left_days:.0f} days", fix)
-        else:
-            yield Finding("identity", Grade.OK, f"{name} is let in, for {left_days:.0f} days more")
-        yield Finding(
-            "protocol", Grade.OK, f"the coordinator answers in {1000 * took_s:.0f} ms, handshake included"
-        )
-        offset_s = status.now_s - (began_at + took_s / 2)
-        grade = Grade.OK if abs(offset_s) < _CLOCK_S else Grade.WARN
-        side = "behind" if offset_s > 0 else "ahead of"
-        fix = "" if grade is Grade.OK else "Set the clock that is wrong; NTP keeps both right."
-        yield Finding("clock", grade, f"{abs(offset_s):.1f} s {side} the coordinator's", fix)
+        ms = 1000 * took_s
+        return [
+            _term(identity),
+            Finding("protocol", Grade.OK, f"the coordinator answers in {ms:.0f} ms, handshake included"),
+            _clock(status.now_s - (began_at + took_s / 2)),
+        ]
 
-    async def _bandwidth(self) -> AsyncIterator[Finding]:
+    async def _bandwidth(self) -> list[Finding]:
         """Read some of the base model, where the coordinator hands it out."""
         coordinator, identity = self.address, self.caller.identity
         if not self.is_answered or identity is None:
-            return
+            return []
         received, began = 0, time.monotonic()
         try:
             async with dial(coordinator, identity, purpose=Purpose.BULK, now=time.time()) as channel:
@@ -262,10 +245,11 @@ class _Way:
                     listed = await stub.ListModel(model_pb2.ListModelRequest(), timeout=TIMEOUT_S)
                     files = sorted(listed.files, key=lambda file: file.size_bytes)
                     if not files:
-                        yield Finding(
-                            "bandwidth", Grade.OK, "not measured: no coordinator.model_dir to read from"
-                        )
-                        return
+                        return [
+                            Finding(
+                                "bandwidth", Grade.OK, "not measured: no coordinator.model_dir to read from"
+                            )
+                        ]
                     request = model_pb2.FetchBlockRequest(name=files[-1].name, block=0)
                     began = time.monotonic()
                     async for response in stub.FetchBlock(request, timeout=TIMEOUT_S):
@@ -274,23 +258,32 @@ class _Way:
                             break
         except (RefusedError, ConnectionLost) as error:
             if not received:
-                yield Finding("bandwidth", Grade.OK, f"not measured: {error}")
-                return
+                return [Finding("bandwidth", Grade.OK, f"not measured: {error}")]
         rate = received / max(time.monotonic() - began, 1e-6)
         what = f"{rate * 8 / 1e6:.1f} Mbit/s from the coordinator, over one connection ({received} bytes)"
         if received >= _PROBE_BYTES and rate < _SLOW_BYTES_PER_S:
-            yield Finding("bandwidth", Grade.WARN, what, "Put a relay near, or use a faster line.")
-            return
-        yield Finding("bandwidth", Grade.OK, what)
+            return [Finding("bandwidth", Grade.WARN, what, "Put a relay near, or use a faster line.")]
+        return [Finding("bandwidth", Grade.OK, what)]
 
 
-def _found(look: Callable[[], AsyncIterator[Finding]]) -> list[Finding]:
-    """Look at a layer to its end."""
+def _term(identity: Identity) -> Finding:
+    name, left_days = identity.node_id, (identity.not_after_s - time.time()) / 86400
+    if left_days < _LEFT_DAYS:
+        fix = f"Enrol anew: a token made with --node-id {name}, and the old identity moved away."
+        return Finding("identity", Grade.WARN, f"{name} expires in {left_days:.0f} days", fix)
+    return Finding("identity", Grade.OK, f"{name} is let in, for {left_days:.0f} days more")
 
-    async def collected() -> list[Finding]:
-        return [finding async for finding in look()]
 
-    return asyncio.run(collected())
+def _clock(offset_s: float) -> Finding:
+    side = "behind" if offset_s > 0 else "ahead of"
+    what = f"{abs(offset_s):.1f} s {side} the coordinator's"
+    if abs(offset_s) < _CLOCK_S:
+        return Finding("clock", Grade.OK, what)
+    return Finding("clock", Grade.WARN, what, "Set the clock that is wrong; NTP keeps both right.")
+
+
+def _found_by(look: Callable[[], Coroutine[None, None, list[Finding]]]) -> list[Finding]:
+    return asyncio.run(look())
 
 
 def _ms(began: float) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import uvloop
 
 from node import descriptors
-from node.checks.start_checks import too_few_descriptors
+from node.checks.start_checks import open_files
 from node.clock import SystemClock
 from node.config.settings import NodeConfig, NodeSection, Resolved
 from node.enrolment.enrolment_client import kept_name, obtain_identity
@@ -53,8 +53,7 @@ def run(resolved: Resolved, *, roles: Sequence[Role]) -> ExitCode:
     if not computes_tensors:
         collect_seldom()
     logger.info("open files", extra={"limit": descriptors.raise_limit()})
-    scarcity = too_few_descriptors(config, roles)
-    if scarcity is not None:
+    for scarcity in open_files(config, roles):
         logger.warning("few open files", extra={"detail": f"{scarcity.what}. {scarcity.fix}"})
     logger.info("weight codec", extra={"implementation": implementation().name})
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
