@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from node.coordinator.ledger.ledger_check import read_evaluations, reading
+from node.coordinator.ledger.ledger_check import facts_in, read_evaluations, reading
+from node.coordinator.ledger.ledger_schema import owner_of
 from node.coordinator.ledger.ledger_story import log_lines
+from node.coordinator.work.tallies import Tally
 from node.errors import StartupError
 from node.process.last_start import FILE_NAME as LAST_START
 from node.run import Evaluation
@@ -109,9 +111,11 @@ def _read_ledger(path: Path, records: Records, made_at_s: Mapping[int, float]) -
     try:
         with reading(path) as connection:
             connection.execute("BEGIN")  # a snapshot: a coordinator may go on writing
-            [(records.run_id,)] = connection.execute("SELECT run_id FROM run")
-            for sampler_id, verdict, n in connection.execute("SELECT sampler_id, verdict, n FROM verdicts"):
-                records.verdicts.setdefault(sampler_id, {})[verdict] = n
+            records.run_id = owner_of(connection.execute)
+            for tally in facts_in(connection, Tally):
+                records.verdicts[tally.sampler_id] = {
+                    verdict.value: n for verdict, n in tally.verdicts.items()
+                }
             records.slots = dict(connection.execute("SELECT state, count(*) FROM slots GROUP BY state"))
             announced = connection.execute("SELECT number, at_s FROM versions ORDER BY number")
             records.announcement_lag_s = [

@@ -35,6 +35,7 @@ from node.coordinator.work.evaluation.evaluations import EvaluationChange
 from node.coordinator.work.slots import Slot, SlotState, group_id, slot_and_attempt
 from node.coordinator.work.turns import Turns
 from node.errors import Reason, RefusedError
+from node.failure import BadPrompt
 from node.process.abandoned_threads import abandon
 from node.rollout import EncodedGroup
 from node.telemetry.own_faults import OwnFaults
@@ -378,7 +379,7 @@ class Transactions:
         )
 
     def _note_abandoned(self, transaction: Transaction) -> None:
-        bad = {entry.slot: entry for entry in transaction.prompts.bad}
+        bad = {entry.slot: entry for entry in transaction.of(BadPrompt)}
         for slot in transaction.slots:
             if slot.state is SlotState.ABANDONED and (reason := slot.last_failure) is not None:
                 self._metrics.abandoned_prompts.labels(reason).inc()

@@ -49,7 +49,7 @@ class Desk:
             run.buffer_bytes,
         )
         terms = RunTerms(_WORK, bounds, _PROMPTS, 0, run.lease_ttl_s, run.lease_max_s, prompt_retry_s=600.0)
-        self.accounts = Accounts(Balance(learner=_LEARNER), terms, now=0.0)
+        self.accounts = Accounts(Balance(facts=(_LEARNER,)), terms, now=0.0)
         self.processor_s = 0.0
         self.expired = 0
         self.waits: Counter[str] = Counter()

@@ -26,12 +26,13 @@ from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work.accounts import Transaction
 from node.coordinator.work.evaluation.evaluations import EvaluationChange
 from node.coordinator.work.evaluation.scores import PromptScore
+from node.coordinator.work.sampler_standing import Standing
 from node.coordinator.work.slots import Attempt, Slot, SlotState
 from node.coordinator.work.step_history import Hello
 from node.errors import Reason, StartupError
 from node.run import Evaluation, StepRecord
 from support.coordinator import NOW_S, Desk
-from support.ledgers import as_released, open_desk
+from support.ledgers import make_older, open_desk
 
 ROOT = Path(__file__).parents[2]
 
@@ -235,7 +236,7 @@ def test_the_ledger_itself_is_no_place_for_its_backup(ledger: Path) -> None:
             "a group of slot 0, which waits for none",
         ),
         ("UPDATE slots SET state = 'spooled' WHERE number = 2", "the group of slot 2 is not in the spool"),
-        ("INSERT INTO run VALUES ('other')", "it names 2 runs"),
+        ("DELETE FROM facts WHERE kind = 'run'", "it names no run"),
         ("DROP TABLE steps", "it has no table steps"),
     ],
 )
@@ -405,20 +406,19 @@ def test_a_loss_is_accepted_on_an_older_ledger_that_was_put_back_by_hand(
         assert int(desk.lease(held=6)[0].partition(".")[0]) > 1_000_000 * SLOTS_PER_SECOND
 
 
-def test_a_ledger_of_the_last_release_is_verified_copied_and_restored_as_it_is(
-    ledger: Path, tmp_path: Path
+@pytest.mark.parametrize("schema", [1, 2])
+def test_an_older_ledger_is_verified_copied_and_restored_as_it_is(
+    ledger: Path, tmp_path: Path, schema: int
 ) -> None:
     copy = tmp_path / "copy.sqlite"
-    with open_desk(ledger) as desk:
-        desk.train_next(2)
-    as_released(ledger)
-    assert (examine(ledger).problems, examine(ledger).schema) == ((), 1)
+    make_older(ledger, schema=schema)
     back_up(ledger, to=copy)
+    assert (examine(copy).problems, examine(copy).schema) == ((), schema)
     for accepts_loss in (False, True):
         done = restore(copy, ledger=ledger, accepts_loss=accepts_loss, now=NOW_S)
-        assert (done.ledger.problems, done.ledger.last_step) == ((), 1)
+        assert (done.ledger.problems, done.ledger.last_step) == ((), 2)
     with closing(Ledger.open(ledger, run_id="run")) as upgraded:
-        assert upgraded.balance().standings[0].sampler_id == "s"
+        assert len(upgraded.balance().of(Standing)) == 3
 
 
 def test_a_copy_of_another_run_is_named_as_such_whatever_the_schema_there(

@@ -48,7 +48,7 @@ class Run:
         self.path = path
         self.draw = random.Random(seed)
         self.ledger = Ledger.open(path, run_id="run")
-        self.ledger.record(Transaction(learner=LEARNER))
+        self.ledger.record(Transaction(facts=(LEARNER,)))
         self.desk = Desk(make_accounts(prompts=PROMPTS, evaluation=SETTINGS), bounds=BOUNDS)
         self.version = 0
         self.counted: Counter[tuple[int, int, str]] = Counter()

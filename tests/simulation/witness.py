@@ -295,7 +295,12 @@ class Witness:
         load = accounts.load()
         if (groups, size) != (len(accounts.spooled_at_s), load.untrained_bytes):
             self.violated(f"{len(accounts.spooled_at_s)} groups in memory, {groups} in the ledger")
-        verdicts = dict(execute("SELECT verdict, sum(n) FROM verdicts GROUP BY verdict").fetchall())
+        verdicts = dict(
+            execute(
+                "SELECT count.key, sum(count.value) FROM facts, json_each(value, '$.verdicts') AS count "
+                "WHERE kind = 'tally' GROUP BY count.key"
+            ).fetchall()
+        )
         known = {verdict.value: n for verdict, n in accounts.verdicts().items() if n}
         if verdicts != known:
             self.violated(f"verdicts in memory are {known}, in the ledger {verdicts}")

@@ -1,15 +1,20 @@
 """Ledger files of runs made of decisions alone, and a process that dies while it writes one."""
 
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Final
 
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work import step_history
 from node.coordinator.work.accounts import Transaction
 from node.coordinator.work.step_history import Hello
 from support.coordinator import LEARNER, Desk, make_accounts
+
+_SCHEMA_2: Final = Path(__file__).parent / "older" / "ledger_schema_2.sql"
+"""A ledger that commit 0919909d wrote, as text."""
 
 
 class LedgerDesk(Desk):
@@ -50,17 +55,49 @@ class LedgerDesk(Desk):
         return tuple(names)
 
 
-def as_released(path: Path) -> None:
-    """Make a ledger what release 0.2.0 wrote, with a sampler's standing in it."""
+def make_older(path: Path, *, schema: int = 2) -> None:
+    """Write a ledger as 0.3 did before facts (schema 2), or as release 0.2.0 did (schema 1).
+
+    It has two steps of two groups, a group that waits, a lease, a prompt that s1 failed, and s3 in
+    quarantine.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
     with closing(sqlite3.connect(path)) as database:
-        for column in ("checks", "differing", "stake", "proven_at_s"):
-            database.execute(f"ALTER TABLE standings DROP COLUMN {column}")
-        database.execute("ALTER TABLE steps DROP COLUMN restored_version")
-        for column in ("text_digest", "text_summary"):
-            database.execute(f"ALTER TABLE learner DROP COLUMN {column}")
-        database.execute("INSERT INTO standings VALUES ('s', 4, 0, 0, 0, 0, 0, 0, 0, '', 0, 0)")
-        database.execute("PRAGMA user_version = 1")
+        database.executescript(_SCHEMA_2.read_text())
+        if schema == 1:
+            for column in ("checks", "differing", "stake", "proven_at_s"):
+                database.execute(f"ALTER TABLE standings DROP COLUMN {column}")
+            database.execute("ALTER TABLE steps DROP COLUMN restored_version")
+            for column in ("text_digest", "text_summary"):
+                database.execute(f"ALTER TABLE learner DROP COLUMN {column}")
+        database.execute(f"PRAGMA user_version = {schema}")
         database.commit()
+
+
+def make_older_database(url: str) -> None:
+    """Make the same ledger of schema 2 in an empty database."""
+    import psycopg
+
+    text = re.sub(r"X'([0-9A-F]*)'", r"'\\x\1'::bytea", _SCHEMA_2.read_text())
+    for theirs, ours in (
+        ("BEGIN TRANSACTION;", ""),
+        ("COMMIT;", ""),
+        (" STRICT, WITHOUT ROWID", ""),
+        (" STRICT", ""),
+        ("INTEGER", "BIGINT"),
+        ("REAL", "DOUBLE PRECISION"),
+        ("BLOB", "BYTEA"),
+    ):
+        text = text.replace(theirs, ours)
+    with psycopg.connect(url, autocommit=True) as database:
+        database.execute(text.encode())
+        database.execute("ALTER TABLE size_words ADD COLUMN rowid BIGINT GENERATED ALWAYS AS IDENTITY")
+        database.execute("CREATE TABLE accepted_loss (first_slot BIGINT NOT NULL)")
+        database.execute('CREATE TABLE leadership ("only" BIGINT PRIMARY KEY, epoch BIGINT, address TEXT)')
+        database.execute("INSERT INTO leadership VALUES (1, 7, '')")
+        database.execute("CREATE TABLE ledger_schema (version BIGINT NOT NULL)")
+        database.execute("INSERT INTO ledger_schema VALUES (2)")
 
 
 @contextmanager

@@ -10,17 +10,23 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from node.coordinator.ledger.ledger_schema import RELEASED, SCHEMA_VERSION, digest_of
+from node.coordinator.ledger.fact_rows import Owner, fact_of, row_of
+from node.coordinator.ledger.ledger_schema import FACTS_TABLE, SCHEMA_VERSION, digest_of, insertion
+from node.coordinator.ledger.older_schemas import OLDER, facts_of_older
+from node.coordinator.work.slot_generations import Generation, Generations
 from node.coordinator.work.task_size import NO_DATA, DataSeen
 from node.errors import StartupError
+from node.fact import Fact, MalformedFactError
 from node.run import Evaluation
+
+OneFact = TypeVar("OneFact", bound=Fact)
 
 _SHOWN: Final = 5
 """Problems reported of each kind; the rest are alike."""
 
-_TABLES: Final = frozenset({"run", "learner", "slots", "groups", "steps", "versions"})
+_TABLES: Final = frozenset({"slots", "groups", "steps", "versions", "facts"})
 
 _CONTRADICTIONS: Final = (
     (
@@ -108,17 +114,47 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
             if path.with_name(f"{path.name}-wal").exists():
                 raise
         else:
-            yield connection
+            yield _with_facts(connection)
             return
     with closing(sqlite3.connect(f"{uri}?immutable=1", uri=True, isolation_level=None)) as connection:
-        yield connection
+        yield _with_facts(connection)
+
+
+def _with_facts(connection: sqlite3.Connection) -> sqlite3.Connection:
+    """Return a connection on which a ledger of an older schema has its facts, too: in a temporary table."""
+    if _number(connection, "PRAGMA user_version") in OLDER:
+        try:
+            rows = [row_of(fact) for fact in facts_of_older(connection.execute)]
+        except MalformedFactError as error:
+            raise sqlite3.DatabaseError(str(error)) from error
+        connection.execute(FACTS_TABLE.replace("CREATE TABLE", "CREATE TEMP TABLE"))
+        connection.executemany(insertion("facts"), rows)
+    return connection
 
 
 def data_of(path: Path) -> tuple[DataSeen, int]:
     """Return the rows that a ledger's run has, and the slot that is leased next; raises as ``reading``."""
     with reading(path) as connection:
-        found = connection.execute("SELECT * FROM data").fetchone()
-        return NO_DATA if found is None else DataSeen(*found[1:]), _next_slot(connection)
+        return next(facts_in(connection, DataSeen), NO_DATA), _next_slot(connection)
+
+
+def facts_in(
+    connection: sqlite3.Connection, kind: type[OneFact], *, key: str | None = None
+) -> Iterator[OneFact]:
+    """Yield a ledger's facts of a kind, or the one of a key.
+
+    Raises:
+        sqlite3.DatabaseError: one of them is malformed.
+    """
+    rows = connection.execute(
+        "SELECT key, value FROM facts WHERE kind = ? AND key = coalesce(?, key) ORDER BY key",
+        [kind.kind, key],
+    )
+    for name, value in rows:
+        try:
+            yield kind.decoded(name, value)
+        except MalformedFactError as error:
+            raise sqlite3.DatabaseError(str(error)) from error
 
 
 def no_ledger(path: Path) -> StartupError:
@@ -170,26 +206,30 @@ def _findings(connection: sqlite3.Connection, path: Path) -> Findings:
     if damage != ["ok"]:
         return Findings(str(path), problems=tuple(damage))
     schema = _number(connection, "PRAGMA user_version")
-    missing = sorted(_TABLES - set(_column(connection, "SELECT name FROM sqlite_master")))
+    there = _column(connection, "SELECT name FROM sqlite_master UNION SELECT name FROM sqlite_temp_master")
+    missing = sorted(_TABLES - set(there))
     if missing:
         return Findings(str(path), problems=(f"it is no ledger: it has no table {', '.join(missing)}",))
-    run_ids = [str(run_id) for run_id in _column(connection, "SELECT run_id FROM run")]
-    if schema not in (RELEASED, SCHEMA_VERSION):
+    malformed = tuple(islice(_malformed(connection), _SHOWN))
+    if malformed:
+        return Findings(str(path), schema=schema, problems=malformed)
+    run_id = next((owner.run_id for owner in facts_in(connection, Owner)), "")
+    if schema not in (*OLDER, SCHEMA_VERSION):
         return Findings(
             str(path),
-            run_id=", ".join(run_ids),
+            run_id=run_id,
             schema=schema,
             problems=(f"it has schema {schema}, this software knows {SCHEMA_VERSION}",),
         )
     last = _number(connection, "SELECT coalesce(max(version), 0) FROM steps")
     lost = lost_ranges(connection)
-    problems = [] if len(run_ids) == 1 else [f"it names {len(run_ids)} runs"]
+    problems = [] if run_id else ["it names no run"]
     problems += _gaps(connection, lost)
     problems += _mismatches(connection)
     problems += _damaged(connection)
     return Findings(
         path=str(path),
-        run_id=", ".join(run_ids),
+        run_id=run_id,
         schema=schema,
         steps=_number(connection, "SELECT count(*) FROM steps"),
         last_step=max([last, *(numbers[-1] for numbers in lost)]),
@@ -202,6 +242,15 @@ def _findings(connection: sqlite3.Connection, path: Path) -> Findings:
         newest_version=_number(connection, "SELECT coalesce(max(number), 0) FROM versions"),
         problems=tuple(problems),
     )
+
+
+def _malformed(connection: sqlite3.Connection) -> Iterator[str]:
+    """Find facts that say nothing of their kind."""
+    for row in connection.execute("SELECT kind, key, value FROM facts ORDER BY kind, key"):
+        try:
+            fact_of(row)
+        except MalformedFactError as error:
+            yield str(error)
 
 
 def _gaps(connection: sqlite3.Connection, lost: list[range]) -> Iterator[str]:
@@ -245,17 +294,13 @@ def _damaged(connection: sqlite3.Connection) -> Iterator[str]:
 
 def _generations(connection: sqlite3.Connection) -> list[tuple[int, int]]:
     """Return (lost from slot, first slot) of each generation, oldest first."""
-    rows = connection.execute("SELECT lost_from_slot, first_slot FROM generations ORDER BY number")
-    return rows.fetchall()
+    found = sorted(facts_in(connection, Generation), key=lambda one: one.number)
+    return [(one.lost_from_slot, one.first_slot) for one in found]
 
 
 def lost_ranges(connection: sqlite3.Connection) -> list[range]:
     """Return the versions whose records were lost, as accepted, by generation."""
-    rows = connection.execute(
-        "SELECT lost_first_version, lost_last_version + 1 FROM generations "
-        "WHERE lost_last_version >= lost_first_version ORDER BY number"
-    )
-    return [range(*row) for row in rows]
+    return Generations(facts_in(connection, Generation)).lost_versions
 
 
 def _next_slot(connection: sqlite3.Connection) -> int:

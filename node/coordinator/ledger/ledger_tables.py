@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from node import durable
-from node.coordinator.ledger.ledger_check import reading
+from node.coordinator.ledger.fact_rows import KINDS
+from node.coordinator.ledger.ledger_check import facts_in, reading
 from node.coordinator.ledger.ledger_schema import OPEN_STATES
+from node.failure import BadPrompt
 
 ROWS_AT_ONCE: Final = 16_384
 """Rows in memory, and in a row group of a file."""
@@ -41,10 +43,14 @@ _QUERIES: Final[Mapping[str, tuple[str, str]]] = {
         "number int64, root string, at_s double",
         "SELECT number, hex(root), at_s FROM versions ORDER BY number",
     ),
+    "facts": (
+        "kind string, key string, value string",
+        "SELECT kind, key, value FROM facts ORDER BY kind, key",
+    ),
 }
 """Columns and query of each table that is not exported as it is."""
 
-_AS_THEY_ARE: Final = ("verdicts", "bad_prompts", "standings", "evaluations", "evaluation_scores")
+_AS_THEY_ARE: Final = ("evaluations", "evaluation_scores")
 _TYPES: Final = {"INTEGER": "int64", "TEXT": "string", "REAL": "double", "BLOB": "binary"}
 
 
@@ -95,9 +101,7 @@ def read_slot(ledger: Path, number: int) -> SlotLife | None:
             f"WHERE slot = ? AND state IN ({OPEN_STATES})",
             [number],
         ).fetchone()
-        bad = connection.execute(
-            "SELECT reason || ': ' || detail FROM bad_prompts WHERE prompt_index = ?", [prompt_index]
-        ).fetchone()
+        bad = next(facts_in(connection, BadPrompt, key=str(prompt_index)), None)
     trained_as, version, staleness_versions = trained or ("", None, None)
     spooled_at_s, spooled_bytes = spooled or (None, None)
     return SlotLife(
@@ -110,14 +114,15 @@ def read_slot(ledger: Path, number: int) -> SlotLife | None:
         staleness_versions=staleness_versions,
         spooled_at_s=spooled_at_s,
         spooled_bytes=spooled_bytes,
-        bad_prompt=bad[0] if bad else "",
+        bad_prompt="" if bad is None else f"{bad.reason}: {bad.detail}",
     )
 
 
 def export(ledger: Path, to: Path) -> dict[str, int]:
     """Write every table as a Parquet file of a directory, from one moment; return the rows of each.
 
-    A file takes its name once it is whole.
+    Each kind of fact that there is becomes a table too, with a column for each field. A file takes its name
+    once it is whole.
 
     Raises:
         OSError: the disk is full or failing.
@@ -127,10 +132,14 @@ def export(ledger: Path, to: Path) -> dict[str, int]:
     with reading(ledger) as connection:
         connection.execute("BEGIN")
         durable.make_directory(to)
-        return {
+        written = {
             name: _write(to / f"{name}.parquet", columns, connection.execute(query))
             for name, (columns, query) in _tables(connection)
         }
+        for name, kind in KINDS.items():
+            if facts := [fact.fields() for fact in facts_in(connection, kind)]:
+                written[name] = _write_facts(to / f"{name}.parquet", facts)
+        return written
 
 
 def _tables(connection: sqlite3.Connection) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -139,6 +148,16 @@ def _tables(connection: sqlite3.Connection) -> Iterator[tuple[str, tuple[str, st
         info = connection.execute(f"PRAGMA table_info({table})")
         columns = ", ".join(f"{name} {_TYPES[kind]}" for _, name, kind, *_ in info)
         yield table, (columns, f"SELECT * FROM {table}")
+
+
+def _write_facts(path: Path, facts: list[dict[str, Any]]) -> int:
+    import pyarrow as pa  # an extra: imported only where it is used
+    from pyarrow import parquet
+
+    unfinished = path.with_name(f"{path.name}.tmp")
+    parquet.write_table(pa.Table.from_pylist(facts), unfinished, compression="zstd")
+    unfinished.replace(path)
+    return len(facts)
 
 
 def _write(path: Path, columns: str, rows: sqlite3.Cursor) -> int:

@@ -15,6 +15,7 @@ from node.coordinator.work.capacity import Capacity, capacity
 from node.coordinator.work.evaluation.evaluations import EvaluationChange, lease_id_of
 from node.coordinator.work.group_check import Work
 from node.coordinator.work.model_check import check_base
+from node.coordinator.work.sampler_standing import Standing
 from node.coordinator.work.slots import Slot, SlotState, group_id
 from node.failure import FailedLease, Failure
 from node.policy import BaseModel, PolicyVersion
@@ -112,9 +113,7 @@ def lease(
     )
     standing = accounts.standings.of(sampler_id)
     begun = standing.granted(len(leases), free=running + free.groups, now=now)
-    transaction = Transaction(
-        slots=slots, evaluation=held_out, standings=() if begun == standing else (begun,)
-    )
+    transaction = Transaction(slots=slots, evaluation=held_out, facts=() if begun == standing else (begun,))
     pause_s, bound = 0.0, ""
     if len(leases) < wanted:
         pause_s = PARTIAL_PAUSE_S if leases else max(EMPTY_PAUSE_S, share.pause_s)
@@ -208,10 +207,7 @@ def release(
     faults += evaluation_faults
     standing = accounts.standings.of(sampler_id).after_faults(len(faults), now=now)
     transaction = Transaction(
-        slots=tuple(slots.values()),
-        prompts=bad,
-        evaluation=evaluation,
-        standings=(standing,) if faults else (),
+        slots=tuple(slots.values()), evaluation=evaluation, facts=(*bad, standing) if faults else bad
     )
     return Decision(
         Released(len(slots) + (0 if evaluation is None else evaluation.leases), tuple(faults)),
@@ -236,15 +232,11 @@ def expiry(accounts: Accounts, now: float) -> Decision[int]:
     given_up = accounts.slots.given_up(
         now, is_kept_from_some=lambda index: accounts.bad_prompts.is_kept_from_some(index, now=now)
     )
-    transaction = Transaction(
-        slots=(*slots, *given_up),
-        prompts=bad,
-        evaluation=evaluation,
-        standings=tuple(
-            accounts.standings.of(name).after_expiry(n, term_s=accounts.terms.lease_ttl_s, now=now)
-            for name, n in holders.items()
-        ),
+    standings = (
+        accounts.standings.of(name).after_expiry(n, term_s=accounts.terms.lease_ttl_s, now=now)
+        for name, n in holders.items()
     )
+    transaction = Transaction(slots=(*slots, *given_up), evaluation=evaluation, facts=(*bad, *standings))
     leases = len(slots) + (0 if evaluation is None else evaluation.leases)
     return Decision(leases, held_against_odd(accounts, transaction, now=now))
 
@@ -269,7 +261,6 @@ def evaluation_ends(accounts: Accounts, *, now: float) -> Decision[None]:
 def held_against_odd(accounts: Accounts, transaction: Transaction, *, now: float) -> Transaction:
     """Hold it against samplers that an evaluation leaves out: their answers had been taken for deliveries."""
     odd = () if transaction.evaluation is None else transaction.evaluation.odd_samplers
-    changed = {standing.sampler_id: standing for standing in transaction.standings}
-    for name in odd:
-        changed[name] = changed.get(name, accounts.standings.of(name)).after_refusal(now=now)
-    return replace(transaction, standings=tuple(changed.values())) if odd else transaction
+    changed = {standing.sampler_id: standing for standing in transaction.of(Standing)}
+    held_against = (changed.get(name, accounts.standings.of(name)).after_refusal(now=now) for name in odd)
+    return replace(transaction, facts=(*transaction.facts, *held_against)) if odd else transaction

@@ -11,10 +11,11 @@ is one.
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import ClassVar, Final
 
 from node.coordinator.work.agreement import most_said
 from node.errors import ConfigError, Reason, RefusedError
+from node.fact import Fact
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,10 @@ class SizeAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class DataSeen:
+class DataSeen(Fact):
     """The rows that a run's prompts are made from, as the coordinator found them."""
+
+    kind: ClassVar[str] = "data"
 
     digest: bytes
     rows: int

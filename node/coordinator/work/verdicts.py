@@ -10,7 +10,6 @@ from typing import Final
 
 from node.coordinator.work.accounts import Accounts, Transaction
 from node.coordinator.work.agreement import PromptSaid
-from node.coordinator.work.bad_prompts import NO_PROMPTS, PromptChange
 from node.coordinator.work.capacity import is_full
 from node.coordinator.work.decisions import Decision, held_against_odd
 from node.coordinator.work.evaluation.evaluations import is_evaluation_lease
@@ -19,6 +18,7 @@ from node.coordinator.work.model_check import Learner
 from node.coordinator.work.slot_table import Claim
 from node.coordinator.work.slots import SlotState, group_id, parse_group_id
 from node.errors import Reason, RefusedError
+from node.fact import Fact
 from node.rollout import EncodedGroup, GroupHeader, RolloutGroup, check_group, other_options
 from node.verdict import GroupVerdict, Verdict
 
@@ -110,10 +110,8 @@ def submission(
             and group_id(*parsed) in accounts.leased_before_change
             and refused.verdict is Verdict.FOREIGN
         )
-        spent = _spent(accounts, parsed, sampler_id, refused, now=now)
-        return Decision(
-            refused, replace(spent, prompt_said=said, standings=() if is_outdated else spent.standings)
-        )
+        spent = _spent(accounts, parsed, sampler_id, refused, now=now, is_held_against=not is_outdated)
+        return Decision(refused, replace(spent, prompt_said=said))
     # Without its proof, which has served its purpose.
     stored = EncodedGroup(encoded.header, encoded.columns, name, sampler_id, spooled_at_s=now)
     spooled = _spooled(accounts, parsed, stored, said, now=now)
@@ -141,19 +139,31 @@ def _spooled(
         raise RefusedError(Reason.BUSY, what, fix="send it again later")
     slot = accounts.slots.submitted(*slot_and_attempt, is_graded=not accounts.work.verifiers_grade)
     transaction = Transaction(
-        slots=(slot,), stored=stored, verdicts=((stored.sampler_id, Verdict.SPOOLED),), prompt_said=said
+        slots=(slot,),
+        stored=stored,
+        facts=accounts.tallies.after([(stored.sampler_id, Verdict.SPOOLED)]),
+        prompt_said=said,
     )
     return _answered(accounts, transaction, slot.prompt_index, stored.sampler_id, now=now)
 
 
 def _spent(
-    accounts: Accounts, slot_and_attempt: tuple[int, int], sampler_id: str, refused: Submitted, *, now: float
+    accounts: Accounts,
+    slot_and_attempt: tuple[int, int],
+    sampler_id: str,
+    refused: Submitted,
+    *,
+    now: float,
+    is_held_against: bool = True,
 ) -> Transaction:
     """Return what a group that nobody can use makes of its slot and its sampler."""
+    standing = accounts.standings.of(sampler_id).after_refusal(now=now)
     return Transaction(
         slots=(accounts.slots.spent(*slot_and_attempt),),
-        verdicts=((sampler_id, refused.verdict),),
-        standings=(accounts.standings.of(sampler_id).after_refusal(now=now),),
+        facts=(
+            *accounts.tallies.after([(sampler_id, refused.verdict)]),
+            *((standing,) if is_held_against else ()),
+        ),
     )
 
 
@@ -179,11 +189,9 @@ def _answered(
         return transaction
     wrong = bad_prompts.contradicted(prompt_index, sampler_id, now=now)
     contradicted = (standings.of(name).after_contradiction(now=now) for name in wrong)
-    return replace(
-        transaction,
-        standings=(*(() if after == before else (after,)), *contradicted),
-        prompts=PromptChange(lifted=(prompt_index,)) if prompt_index in bad_prompts else NO_PROMPTS,
-    )
+    changed = () if after == before else (after,)
+    facts = (*transaction.facts, *changed, *contradicted, *bad_prompts.lifted(prompt_index))
+    return replace(transaction, facts=facts)
 
 
 def _evaluated(
@@ -263,9 +271,7 @@ def judgement(accounts: Accounts, judged: GroupVerdict, *, now: float) -> Decisi
     answer = Judged(attempt.holder, accounts.spooled_at_s.get(slot.number) if is_first else None)
     standing = accounts.standings.of(attempt.holder)
     is_held_against_it = judged.verdict in _FAULTY and not standing.quarantine
-    transaction = Transaction(
-        slots=(slot,),
-        verdicts=((attempt.holder, judged.verdict),),
-        standings=(standing.after_refusal(now=now),) if is_held_against_it else (),
-    )
-    return Decision(answer, transaction)
+    facts: tuple[Fact, ...] = accounts.tallies.after([(attempt.holder, judged.verdict)])
+    if is_held_against_it:
+        facts = (*facts, standing.after_refusal(now=now))
+    return Decision(answer, Transaction(slots=(slot,), facts=facts))

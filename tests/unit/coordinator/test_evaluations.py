@@ -245,7 +245,7 @@ def test_the_best_is_the_highest_mean_and_of_equals_the_older() -> None:
 
 @pytest.mark.parametrize("held", [10, 12])
 def test_a_sampler_that_holds_another_version_trains_meanwhile(held: int) -> None:
-    desk = make_desk(balance=Balance(learner=replace(LEARNER, version=11)))
+    desk = make_desk(balance=Balance(facts=(replace(LEARNER, version=11),)))
     begin(desk, 11)
     assert desk.lease("s1", held=held) == ["0.1"]
     assert lease(desk, "s1", held=11) == "e11-0.1"
@@ -254,7 +254,7 @@ def test_a_sampler_that_holds_another_version_trains_meanwhile(held: int) -> Non
 
 
 def test_a_sampler_that_stays_at_a_version_gets_held_out_prompts_when_it_is_too_old_for_training() -> None:
-    desk = make_desk(balance=Balance(learner=replace(LEARNER, version=40)))
+    desk = make_desk(balance=Balance(facts=(replace(LEARNER, version=40),)))
     begin(desk, 11)
     assert desk.lease("s1", 3, held=11) == ["e11-0.1"]
 
@@ -327,7 +327,7 @@ def test_a_sampler_whose_allowance_has_shrunk_below_what_it_holds_is_asked_a_pro
     desk.trust("s1")
     for lease_id in desk.lease("s1", 6)[:3]:
         assert desk.submit(lease_id, "s1", group=desk.answer(lease_id)).verdict is Verdict.SPOOLED
-    desk.accounts.standings.apply([replace(desk.accounts.standings.of("s1"), allowance=1)])
+    desk.accounts.standings.apply(replace(desk.accounts.standings.of("s1"), allowance=1))
     assert desk.accounts.held("s1") == 3
     assert desk.lease("s1") == ["e0-3.1"]
     assert desk.lease("s1") == []
@@ -445,7 +445,7 @@ def restarted(desk: Desk, settings: EvaluationSettings) -> Desk:
     under_way = status(desk).under_way
     assert under_way is not None
     balance = Balance(
-        learner=LEARNER, evaluations=EvaluationBalance((under_way,), tuple(evaluations._slots.values()))
+        facts=(LEARNER,), evaluations=EvaluationBalance((under_way,), tuple(evaluations._slots.values()))
     )
     again = make_desk(settings, balance)
     again.granted = desk.granted
@@ -504,7 +504,7 @@ def test_the_task_and_its_options_are_part_of_the_terms(named: dict[str, str]) -
 
 def test_scores_of_other_terms_are_not_compared() -> None:
     finished = evaluate(make_desk(), 0, {"s1": [1, 1, 1, 1]})
-    balance = Balance(learner=LEARNER, evaluations=EvaluationBalance((finished,)))
+    balance = Balance(facts=(LEARNER,), evaluations=EvaluationBalance((finished,)))
     again = make_desk(replace(SETTINGS, prompts=2), balance)
     again.evaluate(9)
     again.lease("s1", held=9)
@@ -516,7 +516,7 @@ def test_scores_of_other_terms_are_not_compared() -> None:
 
 def test_nothing_begins_before_the_learner_has_confirmed_the_ledger_or_the_task_is_known() -> None:
     for accounts in (
-        make_accounts(Balance(SlotBalance(next_slot=3), learner=LEARNER), evaluation=SETTINGS),
+        make_accounts(Balance(SlotBalance(next_slot=3), facts=(LEARNER,)), evaluation=SETTINGS),
         make_accounts(prompts=None, evaluation=SETTINGS),
     ):
         desk = Desk(accounts)
@@ -591,7 +591,7 @@ def test_a_sampler_that_died_and_is_back_at_another_version_leaves_the_answers_o
 )
 def test_a_sampler_that_is_not_believed_holds_up_no_evaluation(desk: Desk, standing: Standing) -> None:
     lease_id = lease(desk, "s2")
-    desk.accounts.standings.apply([standing])
+    desk.accounts.standings.apply(standing)
     desk.now += TTL_S / 2
     assert desk.accounts.renew("s2", [lease_id], now=desk.now) == ()
     assert desk.expire(TTL_S / 2) == 1
@@ -688,7 +688,7 @@ def three_answer(desk: Desk, version: int, *, lie: float) -> Evaluation:
 
 
 def test_a_sampler_that_differs_from_all_others_one_way_is_left_out_and_named(desk: Desk) -> None:
-    desk = make_desk(replace(MANY, temperature=1.0), Balance(learner=LEARNER))
+    desk = make_desk(replace(MANY, temperature=1.0), Balance(facts=(LEARNER,)))
     record = three_answer(desk, 0, lie=1.0)
     assert (record.left_out, record.disputed_by) == ("liar", "")
     assert record.reward_mean == pytest.approx(0.25)

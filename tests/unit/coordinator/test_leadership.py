@@ -11,9 +11,11 @@ import pytest
 
 from node.coordinator.ledger import leadership
 from node.coordinator.ledger.leadership import Leadership
+from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.ledger.ledger_postgresql import PostgresqlLedger
 from node.coordinator.ledger.shared_records import SharedRecords
 from node.coordinator.work.accounts import Transaction
+from node.coordinator.work.tallies import Tally
 from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.enrolment.tokens import Token
 from node.errors import DeposedError, Reason, RefusedError, StartupError
@@ -22,10 +24,11 @@ from node.rollout import EncodedGroup
 from node.run import Role
 from node.verdict import Verdict
 from support.coordinator import LEARNER
+from support.ledgers import make_older, make_older_database
 
 pytestmark = pytest.mark.needs("postgresql")
 
-WRITES = Transaction(verdicts=(("s1", Verdict.SPOOLED),))
+WRITES = Transaction(facts=(Tally("s1", {Verdict.SPOOLED: 1}),))
 
 END_WRITERS = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
@@ -94,7 +97,7 @@ def test_who_leads_next_finds_all_that_was_written_under_a_higher_epoch(
 ) -> None:
     assert one.try_to_lead()
     with closing(opened(one)[0]) as ledger:
-        ledger.record(Transaction(learner=LEARNER), WRITES)
+        ledger.record(Transaction(facts=(LEARNER,)), WRITES)
         before = ledger.balance()
     one.close()
     soon(other.try_to_lead)
@@ -116,7 +119,7 @@ def test_the_writer_of_an_older_epoch_is_refused_for_ever_and_leaves_nothing(
         with pytest.raises(RefusedError, match="leads no longer"):
             ledger.balance()
         assert "another coordinator leads, with epoch 2; ours was 1" in str(lost[0])
-    assert execute(database, "SELECT * FROM verdicts").fetchall() == []
+    assert execute(database, "SELECT * FROM facts WHERE kind != 'run'").fetchall() == []
 
 
 def test_a_takeover_waits_for_no_transaction_of_the_leader_before_it(
@@ -155,7 +158,7 @@ def test_what_the_database_refuses_is_a_refusal_that_changes_nothing(one: Leader
         with pytest.raises(RefusedError, match="disk full") as error:
             ledger.record(WRITES, Transaction(stored=big))
         assert error.value.reason is Reason.DISK
-        assert ledger.balance().verdicts == ()
+        assert ledger.balance().facts == ()
         execute(database, "DROP TRIGGER quota ON groups")
         ledger.record(WRITES, Transaction(stored=big))
         assert ledger.group(0) == big
@@ -221,9 +224,35 @@ def test_a_database_of_another_run_and_one_that_is_not_there_are_startup_errors(
         Leadership(database.replace("/test", "/nowhere"), run_id="run", address="")
     execute(database, "UPDATE ledger_schema SET version = 99")
     one.close()
-    refused = pytest.raises(StartupError, match="schema 99, this software knows 2")
+    refused = pytest.raises(StartupError, match="schema 99, this software knows 3")
     with closing(Leadership(database, run_id="run", address="")) as again, refused:
         soon(again.try_to_lead)
+
+
+def test_an_older_database_is_upgraded_with_all_that_it_holds(
+    one: Leadership, database: str, tmp_path: Path
+) -> None:
+    make_older_database(database)
+    make_older(tmp_path / "ledger.sqlite")
+    assert one.try_to_lead()
+    with (
+        closing(opened(one)[0]) as ledger,
+        closing(Ledger.open(tmp_path / "ledger.sqlite", run_id="run")) as file,
+    ):
+        assert ledger.balance() == file.balance()
+        assert ledger.group(5) == file.group(5)
+        ledger.record(WRITES)
+
+
+def test_a_fact_in_the_database_that_cannot_be_read_is_named(one: Leadership, database: str) -> None:
+    assert one.try_to_lead()
+    with closing(opened(one)[0]) as ledger:
+        ledger.record(WRITES)
+        execute(database, "UPDATE facts SET value = '{}' WHERE kind = 'tally'")
+        with pytest.raises(RefusedError) as error:
+            ledger.balance()
+    assert error.value.reason is Reason.DAMAGED
+    assert "'tally' of 's1'" in error.value.what
 
 
 TOKEN = Token(

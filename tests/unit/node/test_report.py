@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 
 from node.commands.cli import main
+from node.coordinator.ledger.fact_rows import row_of
 from node.coordinator.ledger.ledger_file import FILE_NAME, Ledger
+from node.coordinator.work.tallies import Tally
 from node.exit_code import ExitCode
 from node.process.last_start import note_settings
 from node.run import Role
 from node.svg_chart import MOST_POINTS, Series, chart, running_mean
+from node.verdict import Verdict
 
 
 def step(version: int, **changes: Any) -> dict[str, Any]:
@@ -59,7 +62,8 @@ def run_dir(tmp_path: Path) -> Path:
     note_settings(learner, role=Role.LEARNER, settings=settings)
     Ledger.open(coordinator / FILE_NAME, run_id="run-1").close()
     with sqlite3.connect(coordinator / FILE_NAME) as ledger:
-        ledger.execute("INSERT INTO verdicts VALUES ('sampler-a', 'trained', 4), ('sampler-a', 'stale', 3)")
+        tally = Tally("sampler-a", {Verdict.TRAINED: 4, Verdict.STALE: 3})
+        ledger.execute("INSERT INTO facts VALUES (?, ?, ?)", row_of(tally))
         ledger.execute("INSERT INTO versions VALUES (3, x'00', ?)", [1e9 + 5.5])
         ledger.execute(
             "INSERT INTO evaluations VALUES "
