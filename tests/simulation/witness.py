@@ -297,7 +297,7 @@ class Witness:
             self.violated(f"{len(accounts.spooled_at_s)} groups in memory, {groups} in the ledger")
         verdicts = dict(
             execute(
-                "SELECT count.key, sum(count.value) FROM facts, json_each(value, '$.verdicts') AS count "
+                "SELECT count.key, sum(count.value) FROM facts, json_each(facts.value, '$.verdicts') AS count "
                 "WHERE kind = 'tally' GROUP BY count.key"
             ).fetchall()
         )
