@@ -200,7 +200,9 @@ class LedgerRows(ABC):
         if transaction.evaluation is not None:
             self._write_evaluation(transaction.evaluation)
 
-    def _write_facts(self, facts: Iterable[Fact | Gone]) -> None:
+    def _write_facts(self, facts: Sequence[Fact | Gone]) -> None:
+        if not facts:
+            return
         last_words = {(fact.kind, fact.key): fact for fact in facts}
         self._write_each(
             "DELETE FROM facts WHERE kind = ? AND key = ?",

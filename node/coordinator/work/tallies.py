@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from node.fact import Fact
@@ -30,14 +30,9 @@ class Tallies:
     """The tallies of all samplers."""
 
     def __init__(self, tallies: Iterable[Tally] = ()) -> None:
-        self._of: dict[str, Tally] = {}
-        self._sum: Counter[Verdict] = Counter()
-        for tally in tallies:
-            self.apply(tally)
+        self._of = {tally.sampler_id: tally for tally in tallies}
 
     def apply(self, tally: Tally) -> None:
-        self._sum.subtract(self.of(tally.sampler_id).verdicts)
-        self._sum.update(tally.verdicts)
         self._of[tally.sampler_id] = tally
 
     def of(self, sampler_id: str) -> Tally:
@@ -52,17 +47,22 @@ class Tallies:
             verdicts: (sampler, verdict) of each group.
             staleness: (sampler, versions) of each group trained on.
         """
-        counts: dict[str, Counter[Verdict]] = {}
+        changed: dict[str, Tally] = {}
         for sampler_id, verdict in verdicts:
-            counts.setdefault(sampler_id, Counter(self.of(sampler_id).verdicts))[verdict] += 1
-        versions = {sampler_id: self.of(sampler_id).staleness_versions for sampler_id in counts}
-        for sampler_id, stale in staleness:
-            versions[sampler_id] += stale
-        return tuple(Tally(name, dict(count), versions[name]) for name, count in counts.items())
+            before = changed.get(sampler_id) or self.of(sampler_id)
+            counts = {**before.verdicts, verdict: before.verdicts.get(verdict, 0) + 1}
+            changed[sampler_id] = Tally(sampler_id, counts, before.staleness_versions)
+        for sampler_id, versions in staleness:
+            before = changed[sampler_id]
+            changed[sampler_id] = replace(before, staleness_versions=before.staleness_versions + versions)
+        return tuple(changed.values())
 
     def total(self) -> Counter[Verdict]:
         """Return the verdicts over all samplers."""
-        return Counter({verdict: n for verdict, n in self._sum.items() if n})
+        found: Counter[Verdict] = Counter()
+        for tally in self._of.values():
+            found.update(tally.verdicts)
+        return found
 
     def delivered(self) -> Mapping[str, int]:
         """Return the groups that each sampler delivered; samplers that delivered none are left out."""
