@@ -297,8 +297,8 @@ class Witness:
             self.violated(f"{len(accounts.spooled_at_s)} groups in memory, {groups} in the ledger")
         verdicts = dict(
             execute(
-                "SELECT count.key, sum(count.value) FROM facts, json_each(facts.value, '$.verdicts') AS count "
-                "WHERE kind = 'tally' GROUP BY count.key"
+                "SELECT n.key, sum(n.value) FROM facts, json_each(facts.value, '$.verdicts') AS n "
+                "WHERE kind = 'tally' GROUP BY n.key"
             ).fetchall()
         )
         known = {verdict.value: n for verdict, n in accounts.verdicts().items() if n}
