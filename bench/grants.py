@@ -108,7 +108,7 @@ def _accounts(slots: tuple[Slot, ...]) -> Accounts:
         lease_max_s=3600.0,
         prompt_retry_s=600.0,
     )
-    balance = Balance(SlotBalance(open_ones=slots, next_slot=len(slots)), learner=_LEARNER)
+    balance = Balance(SlotBalance(open_ones=slots, next_slot=len(slots)), facts=(_LEARNER,))
     accounts = Accounts(balance, terms, now=time.time())
     accounts.confirm()
     return accounts
@@ -142,7 +142,7 @@ def _decided(slots: tuple[Slot, ...], *, seconds: float) -> float:
 async def _recorded(slots: tuple[Slot, ...], *, seconds: float) -> float:
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as directory:  # not /tmp, which may be memory
         ledger = Ledger.open(Path(directory) / "ledger.sqlite", run_id=_WORK.run_id)
-        ledger.record(Transaction(slots=slots, learner=_LEARNER))
+        ledger.record(Transaction(slots=slots, facts=(_LEARNER,)))
         accounts = _accounts(slots)
         clock, metrics = SystemClock(), CoordinatorMetrics(CollectorRegistry())
         faults = OwnFaults(clock.monotonic)

@@ -11,8 +11,10 @@ from typing import Final
 
 from node import durable
 from node.clock import moment
-from node.coordinator.ledger.ledger_check import no_ledger, read_evaluations, reading
+from node.coordinator.ledger.ledger_check import facts_in, no_ledger, read_evaluations, reading
 from node.coordinator.ledger.ledger_file import FILE_NAME
+from node.coordinator.ledger.ledger_schema import owner_of
+from node.coordinator.work.tallies import Tally
 from node.errors import COMMAND_LINE, ConfigError, StartupError
 from node.evaluation import REWARD, best_of
 from node.exit_code import ExitCode
@@ -123,9 +125,9 @@ def _with_ledger(view: RunView, path: Path) -> tuple[RunView, str]:
     try:
         with reading(path) as connection:
             connection.execute("BEGIN")  # a snapshot: a coordinator may go on writing
-            [(run_id,)] = connection.execute("SELECT run_id FROM run")
-            for sampler_id, verdict, n in connection.execute("SELECT sampler_id, verdict, n FROM verdicts"):
-                verdicts.setdefault(sampler_id, {})[verdict] = n
+            run_id = owner_of(connection.execute)
+            for tally in facts_in(connection, Tally):
+                verdicts[tally.sampler_id] = {verdict.value: n for verdict, n in tally.verdicts.items()}
             slots = dict(
                 connection.execute("SELECT state, count(*) FROM slots WHERE kind = 'train' GROUP BY state")
             )

@@ -65,7 +65,7 @@ class Run:
         self.has_verifier = has_verifier
         self.draw = random.Random(seed)
         self.ledger = Ledger.open(path, run_id="run")
-        self.ledger.record(Transaction(learner=LEARNER))
+        self.ledger.record(Transaction(facts=(LEARNER,)))
         self.bounds = replace(BOUNDS, buffer_groups=64) if has_verifier else BOUNDS
         self.desk = RestartedDesk(make_accounts(prompts=PROMPTS, evaluation=SETTINGS, bounds=self.bounds))
         self.meet_verifier()

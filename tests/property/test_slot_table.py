@@ -50,7 +50,7 @@ class SlotsOfARun(RuleBasedStateMachine):
         self.directory = tempfile.TemporaryDirectory()
         self.path = Path(self.directory.name) / "ledger.sqlite"
         self.ledger = Ledger.open(self.path, run_id="run")
-        self.ledger.record(Transaction(learner=LEARNER))
+        self.ledger.record(Transaction(facts=(LEARNER,)))
         self.desk = Desk(make_accounts(prompts=PROMPTS), bounds=BOUNDS)
         self.ids: set[str] = set()
         self.winners: Counter[int] = Counter()

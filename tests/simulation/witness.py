@@ -292,7 +292,12 @@ class Witness:
         load = accounts.load()
         if (groups, size) != (len(accounts.spooled_at_s), load.untrained_bytes + accounts.held_out_bytes()):
             self.violated(f"{len(accounts.spooled_at_s)} groups in memory, {groups} in the ledger")
-        verdicts = dict(execute("SELECT verdict, sum(n) FROM verdicts GROUP BY verdict").fetchall())
+        verdicts = dict(
+            execute(
+                "SELECT n.key, sum(n.value) FROM facts, json_each(facts.value, '$.verdicts') AS n "
+                "WHERE kind = 'tally' GROUP BY n.key"
+            ).fetchall()
+        )
         known = {verdict.value: n for verdict, n in accounts.verdicts().items() if n}
         if verdicts != known:
             self.violated(f"verdicts in memory are {known}, in the ledger {verdicts}")

@@ -53,7 +53,7 @@ def make_accounts(
         evaluation=evaluation,
         require_verifier=require_verifier,
     )
-    return Accounts(balance or Balance(learner=LEARNER), terms, now=now)
+    return Accounts(balance or Balance(facts=(LEARNER,)), terms, now=now)
 
 
 def make_answer(accounts: Accounts, lease_id: str, **changes: Any) -> RolloutGroup:
@@ -86,7 +86,8 @@ class Desk:
 
     def trust(self, *sampler_ids: str) -> None:
         """Make samplers established: their shares bound nothing in so small a run."""
-        self.accounts.standings.apply(Standing(sampler_id, allowance=100) for sampler_id in sampler_ids)
+        for sampler_id in sampler_ids:
+            self.accounts.standings.apply(Standing(sampler_id, allowance=100))
 
     def settle(self, decision: Decision[Any]) -> Any:
         self.transactions.append(decision.transaction)

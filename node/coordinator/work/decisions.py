@@ -111,7 +111,7 @@ def lease(
     )
     standing = accounts.standings.of(sampler_id)
     begun = standing.granted(len(leases), free=running + free.groups, now=now)
-    transaction = Transaction(slots=(*held_out, *slots), standings=() if begun == standing else (begun,))
+    transaction = Transaction(slots=(*held_out, *slots), facts=() if begun == standing else (begun,))
     pause_s, bound = 0.0, ""
     if len(leases) < wanted:
         pause_s = PARTIAL_PAUSE_S if leases else max(EMPTY_PAUSE_S, share.pause_s)
@@ -193,11 +193,7 @@ def release(
                 reports.append(report)
     bad = accounts.bad_prompts.after(reports, prompts=accounts.slots.prompts, now=now)
     standing = accounts.standings.of(sampler_id).after_faults(len(faults), now=now)
-    transaction = Transaction(
-        slots=tuple(slots.values()),
-        prompts=bad,
-        standings=(standing,) if faults else (),
-    )
+    transaction = Transaction(slots=tuple(slots.values()), facts=(*bad, standing) if faults else bad)
     return Decision(Released(len(slots), tuple(faults)), transaction)
 
 
@@ -218,15 +214,11 @@ def expiry(accounts: Accounts, now: float) -> Decision[int]:
     given_up = accounts.slots.given_up(
         now, is_kept_from_some=lambda index: accounts.bad_prompts.is_kept_from_some(index, now=now)
     )
-    transaction = Transaction(
-        slots=(*slots, *given_up),
-        prompts=bad,
-        standings=tuple(
-            accounts.standings.of(name).after_expiry(n, term_s=accounts.terms.lease_ttl_s, now=now)
-            for name, n in holders.items()
-        ),
+    standings = (
+        accounts.standings.of(name).after_expiry(n, term_s=accounts.terms.lease_ttl_s, now=now)
+        for name, n in holders.items()
     )
-    return Decision(len(slots), transaction)
+    return Decision(len(slots), Transaction(slots=(*slots, *given_up), facts=(*bad, *standings)))
 
 
 def evaluation_begins(accounts: Accounts, held: PolicyVersion, *, now: float) -> Decision[None]:
@@ -237,7 +229,7 @@ def evaluation_begins(accounts: Accounts, held: PolicyVersion, *, now: float) ->
     change = accounts.evaluations.begun(
         held.number, first_prompt=accounts.first_held_out, is_checked=is_checked, now=now
     )
-    return Decision(None, Transaction(slots=change.slots, evaluations=change.evaluations))
+    return Decision(None, Transaction(slots=change.slots, facts=change.evaluations))
 
 
 def evaluation_turn(accounts: Accounts, *, now: float) -> Decision[None]:
@@ -245,4 +237,4 @@ def evaluation_turn(accounts: Accounts, *, now: float) -> Decision[None]:
     change = accounts.evaluations.turn(
         first_prompt=accounts.first_held_out, is_held=accounts.reward_checks.is_held, now=now
     )
-    return Decision(None, Transaction(slots=change.slots, evaluations=change.evaluations))
+    return Decision(None, Transaction(slots=change.slots, facts=change.evaluations))

@@ -32,10 +32,10 @@ def failed(accounts: Accounts, held: Held, fault: Failure, detail: str, *, now: 
     if slot is None:
         return Decision(Checked(name))
     report = Report(slot.prompt_index, (name,), fault, detail, number)
-    transaction = Transaction(
-        slots=(slot,),
-        verdicts=((name, Verdict.SUSPECT),),
-        prompts=accounts.bad_prompts.after([report], prompts=accounts.slots.prompts, now=now),
-        standings=(accounts.standings.of(name).after_faults(1, now=now),),
+    facts = (
+        *accounts.tallies.after([(name, Verdict.SUSPECT)]),
+        *accounts.bad_prompts.after([report], prompts=accounts.slots.prompts, now=now),
+        accounts.standings.of(name).after_faults(1, now=now),
     )
-    return Decision(Checked(name, (GroupVerdict(held.group_id, Verdict.SUSPECT, detail),)), transaction)
+    checked = Checked(name, (GroupVerdict(held.group_id, Verdict.SUSPECT, detail),))
+    return Decision(checked, Transaction(slots=(slot,), facts=facts))

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from node.coordinator.work.accounts import Accounts, Transaction
-from node.coordinator.work.bad_prompts import NO_PROMPTS, PromptChange
 from node.coordinator.work.capacity import is_full
 from node.coordinator.work.decisions import Decision
 from node.coordinator.work.group_check import objection
@@ -27,6 +26,7 @@ from node.coordinator.work.slots import (
     version_and_place,
 )
 from node.errors import Reason, RefusedError
+from node.fact import Fact
 from node.rollout import EncodedGroup, GroupHeader, RolloutGroup, check_group, other_options
 from node.verdict import GroupVerdict, Verdict
 
@@ -110,8 +110,8 @@ def submission(
             and group_id(*parsed) in accounts.leased_before_change
             and refused.verdict is Verdict.FOREIGN
         )
-        spent = _spent(accounts, parsed, sampler_id, refused, now=now)
-        return Decision(refused, replace(spent, standings=()) if is_outdated else spent)
+        spent = _spent(accounts, parsed, sampler_id, refused, now=now, is_held_against=not is_outdated)
+        return Decision(refused, spent)
     return Decision(Submitted(Verdict.SPOOLED), _spooled(accounts, parsed, stored, now=now))
 
 
@@ -162,13 +162,19 @@ def _spooled(
         raise RefusedError(Reason.BUSY, what, fix="send it again later")
     is_graded = not accounts.work.verifiers_grade
     slot = accounts.slots.submitted(*slot_and_attempt, is_graded=is_graded, answer=answer)
-    verdicts = ((stored.sampler_id, Verdict.SPOOLED),) if answer is None else ()
-    transaction = Transaction(slots=(slot,), stored=stored, verdicts=verdicts)
+    tallies = accounts.tallies.after([(stored.sampler_id, Verdict.SPOOLED)] if answer is None else [])
+    transaction = Transaction(slots=(slot,), stored=stored, facts=tallies)
     return _answered(accounts, transaction, slot.prompt_index, stored.sampler_id, now=now)
 
 
 def _spent(
-    accounts: Accounts, slot_and_attempt: tuple[int, int], sampler_id: str, refused: Submitted, *, now: float
+    accounts: Accounts,
+    slot_and_attempt: tuple[int, int],
+    sampler_id: str,
+    refused: Submitted,
+    *,
+    now: float,
+    is_held_against: bool = True,
 ) -> Transaction:
     """Return what a group that nobody can use makes of its slot and its sampler.
 
@@ -178,11 +184,9 @@ def _spent(
     slots = (accounts.slots.spent(*slot_and_attempt),)
     if kind_of(slot_and_attempt[0]) is SlotKind.HELD_OUT:
         return Transaction(slots=slots)
-    return Transaction(
-        slots=slots,
-        verdicts=((sampler_id, refused.verdict),),
-        standings=(accounts.standings.of(sampler_id).after_refusal(now=now),),
-    )
+    standing = accounts.standings.of(sampler_id).after_refusal(now=now)
+    tallies = accounts.tallies.after([(sampler_id, refused.verdict)])
+    return Transaction(slots=slots, facts=(*tallies, standing) if is_held_against else tallies)
 
 
 def _answer(verdict: Verdict, detail: str) -> Decision[Submitted]:
@@ -207,11 +211,9 @@ def _answered(
         return transaction
     wrong = bad_prompts.contradicted(prompt_index, sampler_id, now=now)
     contradicted = (standings.of(name).after_contradiction(now=now) for name in wrong)
-    return replace(
-        transaction,
-        standings=(*(() if after == before else (after,)), *contradicted),
-        prompts=PromptChange(lifted=(prompt_index,)) if prompt_index in bad_prompts else NO_PROMPTS,
-    )
+    changed = () if after == before else (after,)
+    facts = (*transaction.facts, *changed, *contradicted, *bad_prompts.lifted(prompt_index))
+    return replace(transaction, facts=facts)
 
 
 def judgement(accounts: Accounts, judged: GroupVerdict, *, now: float) -> Decision[Judged | None]:
@@ -240,9 +242,7 @@ def judgement(accounts: Accounts, judged: GroupVerdict, *, now: float) -> Decisi
     answer = Judged(attempt.holder, accounts.spooled_at_s.get(slot.number) if is_first else None)
     standing = accounts.standings.of(attempt.holder)
     is_held_against_it = judged.verdict in _FAULTY and not standing.quarantine
-    transaction = Transaction(
-        slots=(slot,),
-        verdicts=((attempt.holder, judged.verdict),),
-        standings=(standing.after_refusal(now=now),) if is_held_against_it else (),
-    )
-    return Decision(answer, transaction)
+    facts: tuple[Fact, ...] = accounts.tallies.after([(attempt.holder, judged.verdict)])
+    if is_held_against_it:
+        facts = (*facts, standing.after_refusal(now=now))
+    return Decision(answer, Transaction(slots=(slot,), facts=facts))

@@ -54,7 +54,7 @@ def test_a_sampler_without_a_policy_gets_nothing(desk: Desk) -> None:
 
 @pytest.mark.parametrize(("held", "waits_for"), [(7, "policy version"), (8, ""), (11, "")])
 def test_a_sampler_older_than_the_staleness_bound_gets_nothing(held: int, waits_for: str) -> None:
-    desk = Desk(make_accounts(Balance(learner=replace(LEARNER, version=10))))
+    desk = Desk(make_accounts(Balance(facts=(replace(LEARNER, version=10),))))
     assert grant(desk, held=held).waits_for == waits_for
 
 
@@ -223,7 +223,7 @@ def test_a_group_of_a_version_that_was_never_published_is_foreign(desk: Desk, pu
 
 
 def test_a_group_of_a_version_that_a_new_leader_was_not_handed_yet_is_to_come_again() -> None:
-    desk = Desk(make_accounts(Balance(learner=replace(LEARNER, version=9))))
+    desk = Desk(make_accounts(Balance(facts=(replace(LEARNER, version=9),))))
     desk.lease("s1", held=9)
     group = make_answer(desk.accounts, "0.1", completions=(make_completion(version=9),) * 2)
     with pytest.raises(RefusedError, match="version 9 is not at this hub yet") as refused:

@@ -48,7 +48,7 @@ class Run:
         self.registry.register(fleet)
         self.metrics = CoordinatorMetrics(self.registry)
         self.peers = Peers(
-            make_accounts(Balance(learner=LEARNER)),
+            make_accounts(Balance(facts=(LEARNER,))),
             silent_after_s=SILENT_AFTER_S,
             heartbeat_interval_s=2.0,
             head=lambda: PolicyVersion(3),

@@ -40,7 +40,7 @@ def registry() -> CollectorRegistry:
 @pytest.fixture
 def peers(fleet: FleetCollector, registry: CollectorRegistry) -> Peers:
     log = (Announced(1, b"q" * 16, NOW_S - 50), Announced(3, HEAD.root, NOW_S - 20))
-    accounts = make_accounts(Balance(learner=LEARNER, announced=log))
+    accounts = make_accounts(Balance(facts=(LEARNER,), announced=log))
     metrics = CoordinatorMetrics(registry)
     peers = Peers(
         accounts,

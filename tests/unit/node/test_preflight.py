@@ -302,7 +302,7 @@ def test_other_rows_than_the_run_began_with_are_found(
     began = open_rows(data, scratch=tmp_path)
     with closing(Ledger.open(made.directory / "coordinator" / "ledger.sqlite", run_id="r")) as ledger:
         slot = Slot(0, 0, SlotState.AVAILABLE, attempts=(), granted=0)
-        ledger.record(Transaction(slots=(slot,), data=began.seen))
+        ledger.record(Transaction(slots=(slot,), facts=(began.seen,)))
         began.close()
         # As it would be found beside a coordinator that runs.
         config = NodeConfig(
