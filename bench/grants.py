@@ -27,11 +27,13 @@ from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.transactions import Transactions
 from node.coordinator.work import decisions
-from node.coordinator.work.accounts import Accounts, Balance, RunTerms, Transaction
+from node.coordinator.work.accounts import Accounts
+from node.coordinator.work.balance import Balance, Transaction
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.decisions import Decision, Released, release
 from node.coordinator.work.group_check import Work
 from node.coordinator.work.model_check import Learner
+from node.coordinator.work.run_terms import RunTerms
 from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import Attempt, Slot, SlotState
 from node.policy import PolicyVersion

@@ -10,7 +10,7 @@ written. A change that this does not cover is another kind.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -74,6 +74,19 @@ class Gone:
 
     kind: str
     key: str
+
+
+OneFact = TypeVar("OneFact", bound=Fact)
+
+
+class Newest(Generic[OneFact]):
+    """Reduces a kind of which the run has one fact."""
+
+    def __init__(self, fact: OneFact | None) -> None:
+        self.fact = fact
+
+    def apply(self, fact: OneFact) -> None:
+        self.fact = fact
 
 
 _CODECS: Final[dict[type[Fact], TypeAdapter[Any]]] = {}

@@ -44,7 +44,8 @@ from node.coordinator.spool import Spool
 from node.coordinator.submission_door import SubmissionDoor
 from node.coordinator.transactions import Transactions
 from node.coordinator.trust_upkeep import PARDONS, TrustUpkeep
-from node.coordinator.work.accounts import Accounts, Balance, Transaction
+from node.coordinator.work.accounts import Accounts
+from node.coordinator.work.balance import Balance, Transaction
 from node.coordinator.work.run_data import NO_DATA, agreed_data
 from node.coordinator.work.trust import task_is
 from node.enrolment.authority import KEY_FILE

@@ -28,7 +28,8 @@ from typing import Any, Final
 from node.clock import Clock
 from node.coordinator.ledger.ledger_rows import LedgerEngine
 from node.coordinator.metrics import CoordinatorMetrics
-from node.coordinator.work.accounts import Accounts, Transaction
+from node.coordinator.work.accounts import Accounts
+from node.coordinator.work.balance import Transaction
 from node.coordinator.work.batch import Batch
 from node.coordinator.work.decisions import Answer, Decision
 from node.coordinator.work.slots import Slot, SlotKind, SlotState, group_id, slot_and_attempt

@@ -17,7 +17,7 @@ from learner.step_log import PART_BYTES, RollbackLine, StepLog, TrainedGroup
 from learner.training.master_words import MasterWords
 from learner.training.model import load_policy
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.work.accounts import Transaction
+from node.coordinator.work.balance import Transaction
 from node.coordinator.work.slots import Attempt, Slot, SlotState
 from node.coordinator.work.tallies import Tally
 from node.identity.revocation import RevocationList, Revocations

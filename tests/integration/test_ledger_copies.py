@@ -23,7 +23,7 @@ from node.coordinator.ledger.ledger_check import examine, read_evaluations
 from node.coordinator.ledger.ledger_copies import SLOTS_PER_SECOND, back_up, restore
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
-from node.coordinator.work.accounts import Transaction
+from node.coordinator.work.balance import Transaction
 from node.coordinator.work.sampler_standing import Standing
 from node.coordinator.work.slots import (
     Attempt,

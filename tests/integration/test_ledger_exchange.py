@@ -12,7 +12,7 @@ from node.coordinator.ledger.ledger_check import examine
 from node.coordinator.ledger.ledger_exchange import back_up_database, restore_database
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.ledger.ledger_schema import tables
-from node.coordinator.work.accounts import Transaction
+from node.coordinator.work.balance import Transaction
 from node.coordinator.work.sampler_standing import Standing
 from node.coordinator.work.step_history import Hello
 from node.errors import StartupError

@@ -9,7 +9,7 @@ from typing import Final
 
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work import step_history
-from node.coordinator.work.accounts import Transaction
+from node.coordinator.work.balance import Transaction
 from node.coordinator.work.step_history import Hello
 from support.coordinator import LEARNER, Desk, make_accounts
 

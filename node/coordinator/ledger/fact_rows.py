@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from node.coordinator.work.accounts import FACTS
+from node.coordinator.work.balance import FACTS
 from node.fact import Fact
 
 

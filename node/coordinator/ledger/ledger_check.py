@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from node.coordinator.ledger.fact_rows import Owner, fact_of, row_of
 from node.coordinator.ledger.ledger_schema import (
@@ -19,6 +19,7 @@ from node.coordinator.ledger.ledger_schema import (
     SCHEMA_VERSION,
     digest_of,
     insertion,
+    tables,
 )
 from node.coordinator.ledger.older_schemas import OLDER, facts_of_older
 from node.coordinator.work.run_data import NO_DATA, DataSeen
@@ -26,14 +27,10 @@ from node.coordinator.work.slot_generations import Generation, Generations
 from node.coordinator.work.slots import SlotKind, held_out_number
 from node.errors import StartupError
 from node.evaluation import Evaluation
-from node.fact import Fact, MalformedFactError
-
-OneFact = TypeVar("OneFact", bound=Fact)
+from node.fact import MalformedFactError, OneFact
 
 _SHOWN: Final = 5
 """Problems reported of each kind; the rest are alike."""
-
-_TABLES: Final = frozenset({"slots", "groups", "steps", "versions", "facts"})
 
 _CONTRADICTIONS: Final = (
     (
@@ -201,7 +198,7 @@ def _findings(connection: sqlite3.Connection, path: Path) -> Findings:
         return Findings(str(path), problems=tuple(damage))
     schema = _number(connection, "PRAGMA user_version")
     there = _column(connection, "SELECT name FROM sqlite_master UNION SELECT name FROM sqlite_temp_master")
-    missing = sorted(_TABLES - set(there))
+    missing = sorted(tables().keys() - set(there))
     if missing:
         return Findings(str(path), problems=(f"it is no ledger: it has no table {', '.join(missing)}",))
     malformed = tuple(islice(_malformed(connection), _SHOWN))
@@ -278,19 +275,17 @@ def _mismatches(connection: sqlite3.Connection) -> Iterator[str]:
     ).fetchone()
     if trained > named:
         yield f"{trained} slots are trained, and steps name {named}"
-    for evaluation in facts_in(connection, Evaluation):
+    for one in facts_in(connection, Evaluation):
         found = _number(
             connection,
             "SELECT count(*) FROM slots WHERE state = 'evaluated' AND number >= ? AND number < ?",
-            held_out_number(evaluation.version, 0),
-            held_out_number(evaluation.version + 1, 0),
+            held_out_number(one.version, 0),
+            held_out_number(one.version + 1, 0),
         )
         # Those of an older ledger have no slots.
-        if evaluation.finished_at_s and found and evaluation.answers != found:
-            yield (
-                f"the evaluation of version {evaluation.version} counts {evaluation.answers} answers, "
-                f"and {found} are there"
-            )
+        if one.finished_at_s and found and one.answers != found:
+            counted = f"counts {one.answers} answers, and {found} are there"
+            yield f"the evaluation of version {one.version} {counted}"
 
 
 def _damaged(connection: sqlite3.Connection) -> Iterator[str]:

@@ -29,7 +29,7 @@ from node.coordinator.ledger.ledger_schema import (
     owner_of,
 )
 from node.coordinator.ledger.older_schemas import OLDER
-from node.coordinator.work.accounts import Balance, Transaction
+from node.coordinator.work.balance import Balance, Transaction
 from node.coordinator.work.slot_generations import Generation
 from node.errors import DeposedError, Reason, RefusedError, StartupError
 from node.fact import MalformedFactError

@@ -21,7 +21,7 @@ from node.coordinator.ledger.ledger_schema import (
     digest_of,
     insertion,
 )
-from node.coordinator.work.accounts import Balance, Transaction
+from node.coordinator.work.balance import Balance, Transaction
 from node.coordinator.work.check_queue import Held
 from node.coordinator.work.evaluations import ANSWERS_KEPT
 from node.coordinator.work.slot_generations import Generation

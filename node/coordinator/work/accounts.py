@@ -7,28 +7,28 @@ restart reads back. No counter has a second source.
     facts --by kind--> the reducer that ``Accounts`` names for it
 
 A feature with something durable to say has a ``Fact`` and a reducer in a module of its own, its fact in
-``FACTS``, and its reducer in ``Accounts.go_back``; no other module of the ledger knows of it.
+``balance.FACTS``, and its reducer in ``Accounts.go_back``; no other module of the ledger knows of it.
 """
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, Generic, TypeVar
+from dataclasses import replace
+from typing import Any
 
 from node.coordinator.work.bad_prompts import BadPrompts
-from node.coordinator.work.capacity import Bounds, Load
+from node.coordinator.work.balance import Balance, Transaction
+from node.coordinator.work.capacity import Load
 from node.coordinator.work.check_bets import checked_share
 from node.coordinator.work.check_queue import Held
-from node.coordinator.work.evaluation_settings import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.evaluations import Evaluations
-from node.coordinator.work.group_check import NotedOptions, Work
+from node.coordinator.work.group_check import NotedOptions
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.newcomer_share import newcomers_wait
 from node.coordinator.work.reward_checks import RewardChecks
 from node.coordinator.work.run_data import NO_DATA, DataSeen
-from node.coordinator.work.sampler_standing import Share, Standing, Standings
+from node.coordinator.work.run_terms import RunTerms
+from node.coordinator.work.sampler_standing import Standing, Standings
 from node.coordinator.work.slot_generations import Generation, Generations
-from node.coordinator.work.slot_table import SlotBalance, SlotTable
+from node.coordinator.work.slot_table import SlotTable
 from node.coordinator.work.slots import (
     CONSUMED,
     UNTRAINED,
@@ -40,131 +40,13 @@ from node.coordinator.work.slots import (
     kind_of,
     slot_and_attempt,
 )
+from node.coordinator.work.spooled_groups import SpooledGroups
 from node.coordinator.work.tallies import Tallies, Tally
 from node.coordinator.work.task_check import RunGrader
-from node.coordinator.work.version_log import Announced, VersionLog
+from node.coordinator.work.version_log import VersionLog
 from node.evaluation import Evaluation
-from node.fact import Fact, Gone
+from node.fact import Newest
 from node.failure import BadPrompt
-from node.rollout import EncodedGroup
-from node.run import StepRecord
-from node.verdict import Verdict
-
-FACTS: Final[tuple[type[Fact], ...]] = (
-    Learner,
-    DataSeen,
-    NotedOptions,
-    Generation,
-    Tally,
-    Standing,
-    BadPrompt,
-    Evaluation,
-)
-"""The kinds of facts that this software knows. Others are a newer release's, and stay in the ledger."""
-
-OneFact = TypeVar("OneFact", bound=Fact)
-
-
-@dataclass(frozen=True, slots=True)
-class Transaction:
-    """Changes that become true together or not at all."""
-
-    slots: tuple[Slot, ...] = ()
-    stored: EncodedGroup | None = None
-    graded: EncodedGroup | None = None
-    """One that was stored without rewards, and now takes its own place."""
-    kept: frozenset[int] = frozenset()
-    """Consumed slots of which the ledger keeps the group's bytes: it is still to be checked."""
-    freed: tuple[int, ...] = ()
-    """Consumed slots of which it keeps them no longer."""
-    steps: tuple[StepRecord, ...] = ()
-    """Contiguous, oldest first."""
-    announced: tuple[Announced, ...] = ()
-    facts: tuple[Fact | Gone, ...] = ()
-    """In their order: the last word on a kind and key counts."""
-
-    def of(self, kind: type[OneFact]) -> tuple[OneFact, ...]:
-        """Return its facts of a kind."""
-        return tuple(fact for fact in self.facts if isinstance(fact, kind))
-
-
-@dataclass(frozen=True, slots=True)
-class Balance:
-    """A ledger's contents."""
-
-    slots: SlotBalance = field(default_factory=SlotBalance)
-    spooled_at_s: Mapping[int, float] = field(default_factory=dict)
-    """By slot, of the groups in the spool."""
-    spooled_bytes: Mapping[int, int] = field(default_factory=dict)
-    last_step: StepRecord | None = None
-    rollbacks: int = 0
-    """Versions that an operator's rollback made."""
-    announced: tuple[Announced, ...] = ()
-    facts: tuple[Fact, ...] = ()
-    """Each of a kind in ``FACTS``."""
-    unknown_facts: Mapping[str, int] = field(default_factory=dict)
-    """How many facts there are of each other kind."""
-    accepts_loss: bool = False
-    """Whether an operator has accepted the loss before the newest generation, and the learner has not
-    reported yet which steps were lost."""
-    held_out: tuple[Slot, ...] = ()
-    """Held-out slots, open and settled, of the newest evaluations."""
-    owed_checks: tuple[Held, ...] = ()
-    """Groups of consumed slots that are still to be checked, the oldest first."""
-
-    def of(self, kind: type[OneFact]) -> tuple[OneFact, ...]:
-        """Return the facts of a kind."""
-        return tuple(fact for fact in self.facts if isinstance(fact, kind))
-
-    def only(self, kind: type[OneFact]) -> OneFact | None:
-        """Return the fact of a kind of which a run has one, or None."""
-        return next(iter(self.of(kind)), None)
-
-    @property
-    def data(self) -> DataSeen:
-        return self.only(DataSeen) or NO_DATA
-
-    @property
-    def task_digest(self) -> bytes:
-        """Digest of the task and the options that its groups were graded by; empty: not noted yet."""
-        noted = self.only(NotedOptions)
-        return b"" if noted is None else noted.digest
-
-
-class Newest(Generic[OneFact]):
-    """Reduces a kind of which the run has one fact."""
-
-    def __init__(self, fact: OneFact | None) -> None:
-        self.fact = fact
-
-    def apply(self, fact: OneFact) -> None:
-        self.fact = fact
-
-
-@dataclass(frozen=True, slots=True)
-class RunTerms:
-    """The run's demands on its samplers, as configured."""
-
-    work: Work
-    bounds: Bounds
-    prompts: int
-    """The task's size, held-out prompts included."""
-    prompt_seed: int
-    lease_ttl_s: float
-    lease_max_s: float
-    """Age beyond which no heartbeat keeps a lease."""
-    prompt_retry_s: float
-    evaluation: EvaluationSettings = NO_EVALUATION
-    check_secret: bytes = b""
-    """By which groups are drawn whose rewards are checked; a new one for each process."""
-    require_verifier: bool = False
-    newcomers_part: float = 1.0
-    """Part of a batch that newcomers may fill; see ``newcomers``."""
-
-    @property
-    def training_prompts(self) -> int:
-        """How many of the task's prompts may be trained on."""
-        return self.prompts - self.evaluation.held_out_prompts
 
 
 class Accounts:
@@ -239,11 +121,7 @@ class Accounts:
         """Whether the learner has said, since this process began, that the ledger lacks nothing. One
         that never leased anything has nothing to lack. Until then no slot is leased."""
         self.gap = ""
-        self.spooled_at_s = dict(balance.spooled_at_s)
-        self._spooled_bytes = dict(balance.spooled_bytes)
-        self._spooled_bytes_total = sum(
-            n for number, n in self._spooled_bytes.items() if kind_of(number) is SlotKind.TRAIN
-        )
+        self.spooled = SpooledGroups(balance.spooled_at_s, balance.spooled_bytes)
         for sampler_id in self.tallies.delivered():
             self.slots.open.prove(sampler_id)
         self.reward_checks.restore(balance.owed_checks)
@@ -317,19 +195,10 @@ class Accounts:
         self.evaluations.apply_slots(transaction.slots, now=now)
         for slot in transaction.slots:
             if slot.state not in UNTRAINED:
-                self.spooled_at_s.pop(slot.number, None)
+                self.spooled.drop(slot.number)
                 self.reward_checks.drop(slot.number, is_consumed=slot.state in CONSUMED)
-                size_bytes = self._spooled_bytes.pop(slot.number, 0)
-                if size_bytes and slot.kind is SlotKind.TRAIN:
-                    self._spooled_bytes_total -= size_bytes
-        if stored is not None:
-            self.spooled_at_s[number] = stored.spooled_at_s
-            self._spooled_bytes[number] = stored.size_bytes
-            self._spooled_bytes_total += stored.size_bytes if kind_of(number) is SlotKind.TRAIN else 0
-        if (graded := transaction.graded) is not None:
-            number, _ = slot_and_attempt(graded.group_id)
-            self._spooled_bytes_total += graded.size_bytes - self._spooled_bytes[number]
-            self._spooled_bytes[number] = graded.size_bytes
+        for group in filter(None, (stored, transaction.graded)):
+            self.spooled.put(group)
         self._note_checks(transaction, now=now)
         if transaction.steps:
             self.newest_record = transaction.steps[-1]
@@ -347,10 +216,6 @@ class Accounts:
             self.evaluations.bound_times(now)
             self.reward_checks.bound_times(now)
         return set_back_s
-
-    def cut_leases_short(self, sampler_id: str, *, now: float) -> None:
-        """Let a sampler's leases end at the next expiry; deadlines are in memory only."""
-        self.slots.cut_short(sampler_id, now=now)
 
     def renew(self, sampler_id: str, lease_ids: Collection[str], *, now: float) -> tuple[str, ...]:
         """Extend leases to a full term, none beyond its maximal age; return those whose work is in vain.
@@ -376,23 +241,13 @@ class Accounts:
             sampler_id, at_least_s=self.terms.lease_ttl_s, at_most_s=self.terms.lease_max_s
         )
 
-    def share(self, sampler_id: str, *, free: int, now: float) -> Share:
-        """Return how many leases a sampler may hold, where ``free`` groups may be leased."""
-        evaluating = self.slots.open.running(sampler_id, SlotKind.HELD_OUT)  # on top of every bound
-        fleet = self.slots.counts()[SlotState.LEASED] + evaluating
-        held = self.slots.open.running(sampler_id) + evaluating
-        newcomers = self.slots.open.newcomers_leases
-        return self.standings.share(
-            sampler_id, held=held, free=free, fleet=fleet, newcomers=newcomers, now=now
-        )
-
     def held(self, sampler_id: str) -> int:
         """Count the leases of a sampler, those on held-out prompts included."""
         return len(self.slots.open.held_by(sampler_id))
 
     def held_out_bytes(self) -> int:
         """Return the size of the held-out prompts' groups that do not count yet."""
-        return sum(self._spooled_bytes.get(number, 0) for number in self.slots.open.answered)
+        return self.spooled.size_bytes(*self.slots.open.answered)
 
     def load(self) -> Load:
         counts = self.slots.counts()
@@ -400,20 +255,11 @@ class Accounts:
             running_groups=counts[SlotState.LEASED],
             untrained_groups=sum(counts[state] for state in UNTRAINED),
             ungraded_groups=counts[SlotState.UNGRADED],
-            untrained_bytes=self._spooled_bytes_total,
+            untrained_bytes=self.spooled.untrained_bytes,
             trained_groups=counts[SlotState.TRAINED],
             version=0 if self.learner is None else self.learner.version,
             batchless_steps=self.lost_steps + self._rollbacks,
         )
-
-    def verdicts(self) -> Counter[Verdict]:
-        return self.tallies.total()
-
-    def verdicts_of(self, sampler_id: str) -> Mapping[Verdict, int]:
-        return self.tallies.of(sampler_id).verdicts
-
-    def staleness_mean(self, sampler_id: str) -> float:
-        return self.tallies.staleness_mean(sampler_id)
 
     def next_undelivered(self) -> Slot | None:
         """Return the oldest slot whose group the learner may be sent, and count it as delivered; or None."""
@@ -428,12 +274,7 @@ class Accounts:
 
     def ungraded_since_s(self) -> float | None:
         """Return when the group was spooled that has waited longest for a verifier; None: none waits."""
-        return min((self.spooled_at_s[number] for number in self.slots.open.ungraded), default=None)
-
-    def must_wait_for_checks(self, sampler_id: str, *, now: float) -> bool:
-        """Whether a sampler hands in and is leased no more until groups of its own are checked."""
-        is_vetted = sampler_id in self.standings.vetted
-        return self.reward_checks.must_wait(sampler_id, is_vetted=is_vetted, now=now)
+        return min(map(self.spooled.at_s.__getitem__, self.slots.open.ungraded), default=None)
 
     def _newcomers_wait(self) -> bool:
         if self.work.verifiers_grade:  # what a sampler says of itself moves nothing
@@ -443,15 +284,6 @@ class Accounts:
 
     def _is_newcomers(self, number: int) -> bool:
         return self.slots.open_slots[number].winning_holder not in self.standings.vetted
-
-    def lease_room_by_checks(self, sampler_id: str, *, now: float) -> int | None:
-        """Return how many more leases a sampler may have by its own checks; None: they bound nothing."""
-        return self.reward_checks.lease_room(
-            sampler_id,
-            running=self.slots.open.running(sampler_id),
-            is_vetted=sampler_id in self.standings.vetted,
-            now=now,
-        )
 
     def _note_changed_options(self, _: NotedOptions) -> None:
         self.leased_before_change = frozenset(
@@ -482,6 +314,6 @@ class Accounts:
             slot.winning_holder,
             now,
             prompt_index=slot.prompt_index,
-            size_bytes=self._spooled_bytes.get(slot.number, 0),
+            size_bytes=self.spooled.size_bytes(slot.number),
         )
         self.reward_checks.draw(held, share=share)

@@ -6,8 +6,9 @@
 A group that is not what it says is thrown out as where samplers grade: see ``trust.reward_checked``.
 """
 
-from node.coordinator.work.accounts import Accounts, Transaction
+from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.bad_prompts import Report
+from node.coordinator.work.balance import Transaction
 from node.coordinator.work.check_queue import Held
 from node.coordinator.work.decisions import Decision
 from node.coordinator.work.slots import slot_and_attempt

@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
-from node.coordinator.work.accounts import Accounts, Transaction
+from node.coordinator.work.accounts import Accounts
+from node.coordinator.work.balance import Transaction
 from node.coordinator.work.decisions import Decision
 from node.coordinator.work.model_check import Learner, check_base, check_layout
 from node.coordinator.work.slots import group_id, slot_and_attempt
@@ -194,7 +195,7 @@ def _settled(accounts: Accounts, records: Sequence[StepRecord]) -> tuple[Outcome
         if (winner := slot.attempt(slot.winner)) is not None:
             name = group_id(slot.number, winner.number)
             in_spool = accounts.slots.open_slots[slot.number].winner == winner.number
-            spooled_at_s = accounts.spooled_at_s.get(slot.number) if in_spool else None
+            spooled_at_s = accounts.spooled.at_s.get(slot.number) if in_spool else None
             trained.append(Trained(winner.holder, name, staleness[name], spooled_at_s))
     outcome = Outcome(
         recorded=tuple(records),

@@ -10,7 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Final
 
-from node.coordinator.work.accounts import Accounts, Transaction
+from node.coordinator.work.accounts import Accounts
+from node.coordinator.work.balance import Transaction
 from node.coordinator.work.check_queue import Held
 from node.coordinator.work.decisions import Decision
 from node.coordinator.work.group_check import NotedOptions

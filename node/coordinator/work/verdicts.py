@@ -8,12 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from node.coordinator.work.accounts import Accounts, Transaction
+from node.coordinator.work.accounts import Accounts
+from node.coordinator.work.balance import Transaction
 from node.coordinator.work.capacity import is_full
 from node.coordinator.work.decisions import Decision
 from node.coordinator.work.group_check import objection
 from node.coordinator.work.held_out_score import answer_of
 from node.coordinator.work.model_check import Learner
+from node.coordinator.work.sampler_bounds import must_wait_for_checks
 from node.coordinator.work.slot_table import Claim
 from node.coordinator.work.slots import (
     HeldOutAnswer,
@@ -156,7 +158,7 @@ def _spooled(
     if waiting_bytes and waiting_bytes + stored.size_bytes > bounds.buffer_bytes:
         what = f"{waiting_bytes} bytes of answers to held-out prompts wait for a check"
         raise RefusedError(Reason.BUSY, what, fix="send it again later")
-    if accounts.must_wait_for_checks(stored.sampler_id, now=now):
+    if must_wait_for_checks(accounts, stored.sampler_id, now=now):
         waiting = accounts.reward_checks.held_by(stored.sampler_id)
         what = f"{waiting} groups of {stored.sampler_id} wait for a check of their rewards"
         raise RefusedError(Reason.BUSY, what, fix="send it again later")
@@ -239,7 +241,7 @@ def judgement(accounts: Accounts, judged: GroupVerdict, *, now: float) -> Decisi
     if before is None or slot is None or attempt is None:
         return Decision(None)
     is_first = before.state is SlotState.SPOOLED
-    answer = Judged(attempt.holder, accounts.spooled_at_s.get(slot.number) if is_first else None)
+    answer = Judged(attempt.holder, accounts.spooled.at_s.get(slot.number) if is_first else None)
     standing = accounts.standings.of(attempt.holder)
     is_held_against_it = judged.verdict in _FAULTY and not standing.quarantine
     facts: tuple[Fact, ...] = accounts.tallies.after([(attempt.holder, judged.verdict)])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.coordinator.work.accounts import Balance, Transaction
+from node.coordinator.work.balance import Balance, Transaction
 from node.coordinator.work.slot_generations import Generation
 from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import SlotState
@@ -49,9 +49,9 @@ def test_counts_go_on_from_what_the_ledger_holds() -> None:
         )
     )
     accounts.apply(Transaction(facts=accounts.tallies.after([("s2", Verdict.ACCEPTED)])), now=NOW_S)
-    assert accounts.verdicts_of("s1") == {Verdict.TRAINED: 4, Verdict.ACCEPTED: 3}
-    assert accounts.verdicts() == {Verdict.TRAINED: 4, Verdict.ACCEPTED: 5}
-    assert [accounts.staleness_mean(name) for name in ("s1", "s2", "s3")] == [1.5, 0.0, 0.0]
+    assert accounts.tallies.of("s1").verdicts == {Verdict.TRAINED: 4, Verdict.ACCEPTED: 3}
+    assert accounts.tallies.total() == {Verdict.TRAINED: 4, Verdict.ACCEPTED: 5}
+    assert [accounts.tallies.staleness_mean(name) for name in ("s1", "s2", "s3")] == [1.5, 0.0, 0.0]
     assert accounts.last_step == 9
     assert accounts.load().version == 0
     assert make_accounts(Balance()).last_step == 0
@@ -67,16 +67,16 @@ def test_a_group_counts_while_it_waits_for_training_accepted_or_not() -> None:
     desk.accounts.apply(Transaction(slots=(slot,)), now=desk.now)
     load = desk.accounts.load()
     assert (load.running_groups, load.untrained_groups, load.trained_groups) == (1, 2, 0)
-    assert desk.accounts.spooled_at_s == {0: NOW_S, 1: NOW_S}
+    assert desk.accounts.spooled.at_s == {0: NOW_S, 1: NOW_S}
     desk.train(1, "0.1")
-    assert desk.accounts.spooled_at_s == {1: NOW_S}
+    assert desk.accounts.spooled.at_s == {1: NOW_S}
     assert desk.accounts.load().untrained_groups == 1
 
 
 def test_a_stored_group_is_in_the_spool_since_it_came() -> None:
     accounts = make_accounts()
     accounts.apply(Transaction(stored=EncodedGroup(b"g", b"roup", "3.1", "s1", spooled_at_s=5.0)), now=NOW_S)
-    assert accounts.spooled_at_s == {3: 5.0}
+    assert accounts.spooled.at_s == {3: 5.0}
 
 
 def test_the_newest_generation_is_the_one_whose_loss_may_be_open() -> None:

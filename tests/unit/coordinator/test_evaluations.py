@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.coordinator.work import decisions, evaluations, sampler_standing, trust
-from node.coordinator.work.accounts import Balance
+from node.coordinator.work.balance import Balance
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.decisions import Released, release
 from node.coordinator.work.evaluation_settings import NO_EVALUATION, EvaluationSettings
@@ -329,7 +329,7 @@ def test_held_out_prompts_go_only_to_samplers_that_stay_and_others_are_told_to()
 
 def test_a_sampler_that_was_restarted_may_be_asked_again_what_its_last_process_took(desk: Desk) -> None:
     taken = desk.granted[lease(desk, "s1")].prompt_index
-    desk.accounts.cut_leases_short("s1", now=desk.now)
+    desk.accounts.slots.cut_short("s1", now=desk.now)
     desk.expire(FIRST_RETRY_S)
     desk.now += FIRST_RETRY_S
     assert taken in {one.prompt_index for one in desk.ask("s1", 8).leases}
@@ -369,7 +369,7 @@ def test_a_group_of_another_run_or_prompt_does_not_count(desk: Desk, changes: di
     assert desk.submit(lease_id, group=group).verdict is Verdict.FOREIGN
     desk.evaluate(0)
     assert status(desk).under_way == BEGUN
-    assert desk.accounts.verdicts_of("s1") == {}
+    assert desk.accounts.tallies.of("s1").verdicts == {}
 
 
 def test_a_sampler_has_no_more_leases_than_any_peer_may(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

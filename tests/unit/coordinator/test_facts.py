@@ -5,7 +5,7 @@ import json
 import pytest
 
 from node.coordinator.ledger.fact_rows import KINDS, Owner
-from node.coordinator.work.accounts import FACTS, Balance, Transaction
+from node.coordinator.work.balance import FACTS, Balance, Transaction
 from node.coordinator.work.group_check import NotedOptions
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.run_data import DataSeen

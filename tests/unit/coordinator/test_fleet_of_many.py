@@ -10,7 +10,7 @@ from node.coordinator.fleet.membership import GONE_AFTER_S
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import HeartbeatReport, Peers
-from node.coordinator.work.accounts import Balance
+from node.coordinator.work.balance import Balance
 from node.identity.peer import Peer
 from node.policy import PolicyVersion
 from node.run import Role

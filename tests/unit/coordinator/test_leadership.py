@@ -14,7 +14,7 @@ from node.coordinator.ledger.leadership import Leadership
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.ledger.ledger_postgresql import PostgresqlLedger
 from node.coordinator.ledger.shared_records import SharedRecords
-from node.coordinator.work.accounts import Transaction
+from node.coordinator.work.balance import Transaction
 from node.coordinator.work.tallies import Tally
 from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.enrolment.tokens import Token

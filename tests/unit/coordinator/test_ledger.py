@@ -14,7 +14,7 @@ from node.coordinator.ledger.ledger_check import examine
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.ledger.ledger_rows import LedgerEngine
 from node.coordinator.ledger.ledger_schema import PAGE_BYTES, SCHEMA_VERSION
-from node.coordinator.work.accounts import Transaction
+from node.coordinator.work.balance import Transaction
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.run_data import NO_DATA, DataSeen
 from node.coordinator.work.sampler_standing import Standing

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from node.coordinator.work import decisions, step_history
-from node.coordinator.work.accounts import Balance
+from node.coordinator.work.balance import Balance
 from node.coordinator.work.model_check import (
     StatedText,
     VerifierModel,

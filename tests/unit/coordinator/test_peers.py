@@ -11,7 +11,7 @@ from node.coordinator.fleet.heartbeat_pause import JITTER
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import HeartbeatReport, Peers
-from node.coordinator.work.accounts import Balance
+from node.coordinator.work.balance import Balance
 from node.coordinator.work.version_log import Announced
 from node.errors import RefusedError
 from node.identity.peer import Peer

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from node.coordinator.work import trust
-from node.coordinator.work.accounts import Balance
+from node.coordinator.work.balance import Balance
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.check_bets import (
     FALSE_ALARM,
@@ -520,7 +520,7 @@ def test_a_proven_liar_loses_its_leases_and_untrained_groups_and_nobody_else_any
     assert "in 1 of 1 checks: completion 0 claims 1" in checked.proof
     assert {state_of(desk, name) for name in (*lies, *leased)} == {SlotState.AVAILABLE}
     assert {state_of(desk, name) for name in true} == {SlotState.SPOOLED}
-    assert desk.accounts.verdicts_of("liar")[Verdict.SUSPECT] == 3
+    assert desk.accounts.tallies.of("liar").verdicts[Verdict.SUSPECT] == 3
     assert not any(desk.accounts.reward_checks.is_held(slot_and_attempt(name)[0]) for name in lies)
     refused = desk.ask("liar", 4)
     assert (refused.leases, refused.waits_for) == ((), "quarantine")

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from node.coordinator.work import decisions, step_history, verdicts
-from node.coordinator.work.accounts import Balance
+from node.coordinator.work.balance import Balance
 from node.coordinator.work.capacity import capacities
 from node.coordinator.work.slot_generations import Generation
 from node.coordinator.work.slot_table import SlotBalance

@@ -17,7 +17,7 @@ from node.config.settings import NodeConfig, NodeSection, TelemetrySection
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.data.row_sources import open_rows
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.work.accounts import Transaction
+from node.coordinator.work.balance import Transaction
 from node.coordinator.work.slots import Slot, SlotState
 from node.enrolment.init_run import init_run
 from node.enrolment.tokens import issue_token

@@ -6,7 +6,7 @@ import pytest
 from deploy.runs.records import Step, StepTail, Trained, read_ledger
 from learner.step_log import StepLine, StepLog, TrainedGroup
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.work.accounts import Transaction
+from node.coordinator.work.balance import Transaction
 from node.coordinator.work.slots import Attempt, Slot, SlotState
 from node.coordinator.work.tallies import Tally
 from node.run import StepRecord
