@@ -41,6 +41,7 @@ from node.identity.peer import Peer
 from node.limits import ROLLOUT_MESSAGE_BYTES
 from node.policy import PolicyVersion
 from node.process.memory import keep_freed_memory
+from node.protocol import OURS
 from node.rollout import Completion, EncodedGroup, Finish, PromptLease, RolloutGroup
 from node.rpc.channel import Purpose, dial
 from node.run import Role
@@ -321,6 +322,7 @@ async def _join(channel: Any, identity: Identity, **changes: Any) -> None:
         layout_digest=_LAYOUT,
         tokenizer_digest=_TOKENIZER,
         held=common_pb2.PolicyVersion(),
+        **asdict(OURS),
         **changes,
     )
     stub: Any = membership_pb2_grpc.MembershipServiceStub(channel)

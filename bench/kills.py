@@ -27,8 +27,9 @@ from bench.kill_lab.rank_stage import RankStage
 from bench.kill_lab.stage import Stage
 from bench.kill_lab.witness import Witness
 from deploy.runs.processes import Children
+from node.built_in_tasks import KINDS
 from node.identity.run_description import RunDescription
-from node.policy_kind import PolicyKind
+from node.kinds.registry import CAUSAL_LM
 
 
 async def run(plan: Plan, root: Path) -> command.Summary:
@@ -54,9 +55,8 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=1, help="of the learner; above 1 they alone are killed")
     parser.add_argument(
         "--task",
-        type=PolicyKind,
-        choices=tuple(PolicyKind),
-        default=PolicyKind.CAUSAL_LM,
+        choices=(CAUSAL_LM.name, *KINDS),
+        default=CAUSAL_LM.name,
         help="kind of the policy that is trained; default: %(default)s",
     )
     parser.add_argument(

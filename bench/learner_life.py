@@ -96,7 +96,6 @@ def live(
         policy,
         directory=directory,
         origin=Origin("bench", policy.layout.digest.hex(), "00" * 16),
-        learner_epoch=1,
         clock=SystemClock(),
         published=lambda: None,
     )

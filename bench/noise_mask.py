@@ -7,7 +7,7 @@ images are asked at the end. What is not clean is masked for the first three qua
 dropped:
 
     clean          the classifier alone, on clean images
-    as released    learner.objective.as_released
+    as released    node.kinds.noise_mask.as_released
     split          cross-entropy for the classifier; rloo for the policy
 
 Masks are drawn by the sampler's engine, and groups trained on by the learner's step, with the newest version
@@ -32,21 +32,21 @@ from scipy import stats  # type: ignore[import-untyped]
 
 from bench.forked_context import forked_context
 from bench.measure import CORES
-from learner.classifier import IMAGES_AT_ONCE, error, fine_tune
 from learner.config import LearnerConfig
 from learner.step_settings import StepSettings
 from learner.training.model import Policy, load_policy
 from learner.training.train_step import train_step
-from node.mask_network import NoiseMaskClassifier, NoiseMaskConfig, make_directory, read_prompts
+from node.kinds.noise_mask.classifier import IMAGES_AT_ONCE, error, fine_tune
+from node.kinds.noise_mask.engine import NoiseMaskEngine
+from node.kinds.noise_mask.network import NoiseMaskClassifier, NoiseMaskConfig, make_directory, read_prompts
 from node.rollout import RolloutGroup
 from node.sampling_parameters import SamplingParameters
 from sampler.config import SamplerConfig
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.model_words import ArrayWords, copy_words
-from sampler.engines.noise_mask_engine import NoiseMaskEngine
 
 RESULTS: Final = Path(__file__).parent / "results" / "noise_mask.jsonl"
-OBJECTIVES: Final = {"as released": "learner.objective.as_released:as_released", "split": "rloo"}
+OBJECTIVES: Final = {"as released": "node.kinds.noise_mask.as_released:as_released", "split": "rloo"}
 CLEAN: Final = "clean"
 TRAINED: Final = 150
 MASKS: Final = 2

@@ -104,11 +104,16 @@ for package in ("node", "learner", "sampler", "heterorl.v1"):
 import node
 from node.commands.systemd_unit import UNIT, unit_files
 for module in pkgutil.walk_packages(node.__path__, "node."):
-    if module.name not in ("node.__main__", "node.mask_network"):
+    is_of_a_kind = module.name.startswith("node.kinds.") and module.name.count(".") > 2
+    if module.name != "node.__main__" and not is_of_a_kind:
         importlib.import_module(module.name)
+from node.built_in_tasks import BUILT_IN
+from node.task_options import options_model
+for task in BUILT_IN:
+    options_model(task)
 assert unit_files("relay", program=pathlib.Path("/opt"), device="cpu")[UNIT]
 """
-"""Imports what a core image has (the mask's network needs torch) and reads the unit that `join` installs."""
+"""Imports what a core image has (the halves of a kind need torch) and reads the unit that `join` installs."""
 
 
 def _start(scratch: Path) -> list[str]:

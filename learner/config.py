@@ -1,5 +1,6 @@
 """Settings of the learner ([learner] in the configuration file)."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -7,6 +8,8 @@ from pydantic import Field, model_validator
 
 from learner.sizing.mesh_sizes import MeshSizes
 from learner.step_settings import StepSettings
+from node.checks.check import Check, Surroundings
+from node.checks.installed import model_check, packages_check
 from node.device import AUTO, Device
 from node.errors import COMMAND_LINE
 from node.extras import TORCH, NeededPackage
@@ -139,6 +142,11 @@ class LearnerConfig(StepSettings):
     def mesh(self) -> MeshSizes:
         """The mesh of the ranks that share the model."""
         return MeshSizes(self.dp_replicate, self.dp_shard, self.tp, self.pp)
+
+    def checks(self, _: Surroundings) -> Iterator[Check]:
+        """Yield the checks of packages and model."""
+        yield packages_check(self.needed_packages)
+        yield model_check(self.model_dir, key="learner.model_dir")
 
     @property
     def needed_packages(self) -> tuple[NeededPackage, ...]:

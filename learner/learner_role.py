@@ -198,7 +198,6 @@ async def _restore(context: RoleContext, config: LearnerConfig) -> _Restored:
         policy,
         directory=directory,
         origin=Origin(context.run.run_id, policy.layout.digest.hex(), base.model.root.hex()),
-        learner_epoch=signer.learner_epoch,
         clock=context.clock,
         published=store.head,
         reference=reference,

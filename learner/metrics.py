@@ -61,7 +61,7 @@ class LearnerMetrics:
             "checkpoint_version",
             "Version of the newest checkpoint on disk: a restart takes later steps again.",
         )
-        self.journal_bytes = new.gauge("journal_bytes", "Size of the journal on disk.")
+        self.journal_bytes = new.gauge("journal_bytes", "Size of the entries in the journal.")
         self.replay_seconds = new.unknown(
             "replay_seconds", "Time that this start took to take the steps in the journal again."
         )

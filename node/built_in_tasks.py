@@ -16,15 +16,14 @@ class BuiltInTask(NamedTuple):
     """Its ``node.task_options.TaskOptions``."""
 
 
+_KINDS: Final = "node.kinds"
+
+KINDS: Final = ("noise_mask", "ranking")
+"""Kinds of policies that are not language models: folders of ``node.kinds``, each with a task of its name."""
+
 BUILT_IN: Final[Mapping[str, BuiltInTask]] = {
     "addition": BuiltInTask("sampler.tasks.addition:AdditionTask", "node.task_options:AdditionOptions"),
     "jsonl": BuiltInTask("sampler.tasks.question_tasks:JsonlTask", "node.grading.jsonl_options:JsonlOptions"),
-    "noise_mask": BuiltInTask(
-        "sampler.tasks.noise_mask_task:NoiseMaskTask", "node.questions.noise_mask_row:NoiseMaskOptions"
-    ),
-    "ranking": BuiltInTask(
-        "sampler.tasks.ranking_task:RankingTask", "node.questions.ranking_row:RankingOptions"
-    ),
     "reasoning_gym": BuiltInTask(
         "sampler.tasks.reasoning_gym_task:ReasoningGymTask",
         "sampler.tasks.reasoning_gym_task:ReasoningGymOptions",
@@ -33,5 +32,6 @@ BUILT_IN: Final[Mapping[str, BuiltInTask]] = {
         "sampler.tasks.environments.verifiers_task:VerifiersTask",
         "sampler.tasks.environments.verifiers_task:VerifiersOptions",
     ),
+    **{kind: BuiltInTask(f"{_KINDS}.{kind}.task:TASK", f"{_KINDS}.{kind}.task:OPTIONS") for kind in KINDS},
 }
 """Task name -> its code."""

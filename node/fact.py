@@ -10,9 +10,10 @@ written. A change that this does not cover is another kind.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 VALUE_CHARACTERS: Final = 1 << 20
 """Longest value that is read. The longest that is written, a learner's, has some 20 000."""
@@ -26,7 +27,12 @@ class Fact:
     """A truth about one thing; the newest of a kind and key replaces the one before."""
 
     __slots__ = ()
-    __pydantic_config__ = ConfigDict(strict=True, extra="forbid", ser_json_bytes="hex", val_json_bytes="hex")
+    __pydantic_config__: ClassVar[dict[str, Any]] = {
+        "strict": True,
+        "extra": "forbid",
+        "ser_json_bytes": "hex",
+        "val_json_bytes": "hex",
+    }
 
     kind: ClassVar[str]
     """As in the ledger; never used again for anything else."""
@@ -53,6 +59,8 @@ class Fact:
         Raises:
             MalformedFactError: it says none, or one of another key.
         """
+        from pydantic import ValidationError  # heavy: a command that reads no fact does without
+
         if len(value) > VALUE_CHARACTERS:
             raise MalformedFactError(f"fact {cls.kind!r} of {key!r} has {len(value)} characters")
         try:
@@ -89,10 +97,12 @@ class Newest(Generic[OneFact]):
         self.fact = fact
 
 
-_CODECS: Final[dict[type[Fact], TypeAdapter[Any]]] = {}
+_CODECS: "Final[dict[type[Fact], TypeAdapter[Any]]]" = {}
 
 
-def _codec(kind: type[Fact]) -> TypeAdapter[Any]:
+def _codec(kind: type[Fact]) -> "TypeAdapter[Any]":
     if (codec := _CODECS.get(kind)) is None:
+        from pydantic import TypeAdapter
+
         codec = _CODECS[kind] = TypeAdapter(kind)
     return codec

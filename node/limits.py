@@ -52,8 +52,6 @@ ARTIFACTS_PER_ANNOUNCEMENT: Final = 4096
 
 GROUP_COMPLETIONS: Final = 1024
 PROMPT_TOKENS: Final = 1 << 20
-PAIRED_TOKENS: Final = 1 << 22
-"""Most tokens of a ranking: its candidates times the longest, each with the query before it."""
 GROUP_TOKENS: Final = 4 << 20
 LOG_DENSITY: Final = 30.0
 """Largest log-density of a real action, nats: a narrow one of ours stays below 15."""

@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, create_model
 
+from node.checks.check import Check, Finding, Grade, Needs, Surroundings
+from node.checks.installed import model_check, packages_check
 from node.config.settings import Target
 from node.device import AUTO as AUTO_DEVICE
 from node.device import Device
@@ -93,8 +95,18 @@ class GradingConfig(_GraderKeys):
     grader_memory_limit_bytes: int = Field(default=2 << 30, ge=64 << 20)
     """Address space of each process. With too little it does not start."""
 
-    def check_code(self) -> None:
-        """Import the tasks and graders that are named, and render the model's chat template; a dry run's.
+    needs_weights: ClassVar[bool]
+    """Whether the role computes with the model, or reads texts only."""
+
+    def checks(self, _: Surroundings) -> Iterator[Check]:
+        """Yield the checks of packages, model, and what the role runs."""
+        packages = packages_check(self.needed_packages)
+        key = f"{self.section}.model_dir"
+        model = model_check(self.model_dir, key=key, needs_weights=self.needs_weights)
+        yield from (packages, model, Check("code", Needs.CODE, self._code, after=(packages, model)))
+
+    def _code(self) -> Iterator[Finding]:
+        """Import the tasks and graders that are named, and render the model's chat template.
 
         Raises:
             ConfigError: one cannot be imported.
@@ -110,6 +122,7 @@ class GradingConfig(_GraderKeys):
                 fix="Correct chat_template.jinja or tokenizer_config.json there, or set chat = false in "
                 "coordinator.task_options.",
             )
+        yield Finding("code", Grade.OK, "all that is named of tasks, graders, sandbox and template works")
 
     def _check_imports(self, setting: str, paths: Iterable[str]) -> None:
         for path in paths:
@@ -150,6 +163,7 @@ class VerifierConfig(GradingConfig):
     """Section ``[verifier]``. It grades as the run's samplers do, so it needs what they need for that."""
 
     section: ClassVar[str] = "verifier"
+    needs_weights: ClassVar[bool] = False
 
     groups_at_once: int = Field(default=8, ge=1, le=256)
     """How many groups it takes before it has answered for the first. More wait here in place of the
@@ -161,6 +175,7 @@ class SamplerConfig(GradingConfig):
     """Section ``[sampler]``."""
 
     section: ClassVar[str] = "sampler"
+    needs_weights: ClassVar[bool] = True
 
     device: Device = Field(default=AUTO_DEVICE, validate_default=True)
     """Where the model generates. ``auto`` is cuda where there are a GPU and a torch built for one, else
@@ -170,7 +185,7 @@ class SamplerConfig(GradingConfig):
     """Name of the engine that generates, or the import path of one's own, ``package.module:function``.
     ``torch`` runs transformers models on any device that torch supports; ``vllm`` generates several times
     faster; ``remote`` is a vLLM server that runs beside the sampler; ``auto`` is vllm where a build of it for
-    the device is installed, else torch; ``ranking`` or ``noise_mask`` for models of these kinds."""
+    the device is installed, else torch; models of another kind of policies have the engine of its name."""
 
     engine_options: Annotated[dict[str, Any], AfterValidator(_check_engine_options)] = Field(
         default_factory=dict, validate_default=True

@@ -121,7 +121,9 @@ def _sources(
     dial_one = partial(dial_source, caller=caller, connections=BULK_CONNECTIONS, now=context.clock.now())
     wanted = dict.fromkeys((*config.relays, *config.weight_sources))
     coordinators = Hub(target) if target else None
-    known = () if coordinators is None else coordinators.addresses
+    if coordinators is not None and set(coordinators.addresses) <= set(config.relays):
+        coordinators = None  # reached by relays alone, which have weights themselves
+    known = () if coordinators is None else tuple(set(coordinators.addresses) - set(config.relays))
     relays = [dial_one(address, server=Role.RELAY) for address in wanted if address not in known]
     if coordinators is None:
         coordinator = None

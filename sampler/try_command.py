@@ -23,6 +23,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from node.checks.check import START, require
+from node.checks.start_checks import start_checks
 from node.config.setting_sources import read_flags
 from node.config.settings import load
 from node.coordinator.config import CoordinatorConfig
@@ -32,7 +34,6 @@ from node.coordinator.work.slots import prompt_of_slot
 from node.errors import RefusedError
 from node.exit_code import ExitCode
 from node.grading.jsonl_options import JsonlOptions
-from node.process.preflight import check_before_torch
 from node.questions.answer_part import answer_part
 from node.questions.row_error import RowError
 from node.rollout import Finish, PromptLease
@@ -249,7 +250,7 @@ def run(arguments: argparse.Namespace) -> int:
     flags = read_flags(given, [*unused, *arguments.assignments])
     roles = ["coordinator", "sampler"]
     config = load(roles=roles, files=arguments.files, environ=os.environ, flags=flags).config
-    check_before_torch(config, (Role.COORDINATOR, Role.SAMPLER))
+    require(start_checks(config, (Role.COORDINATOR, Role.SAMPLER), now=time.time()), needs=START)
     coordinator, sampler = config.section(CoordinatorConfig), config.section(SamplerConfig)
     from tokenizers import Tokenizer  # a core install, whose --help and refusal these are too, lacks it
 

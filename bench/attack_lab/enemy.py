@@ -6,7 +6,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +24,7 @@ from node.enrolment.init_run import issue_identity
 from node.errors import RefusedError
 from node.identity.identity_store import Identity
 from node.identity.peer import Peer
+from node.protocol import OURS
 from node.rollout import Completion, Finish, LeaseGrant, PromptLease, RolloutGroup
 from node.rpc.channel import ConnectionLost, Purpose, dial
 from node.run import Role
@@ -127,7 +128,10 @@ class Enemy:
     async def join(self, foe: Foe, *, prompts: int = CoinTask.prompts) -> None:
         """Join as a sampler or relay that claims the run's model, task and grader."""
         request = membership_pb2.JoinRequest(
-            run_id=foe.identity.run_id, role=role_to_wire(foe.identity.role), instance=foe.instance
+            run_id=foe.identity.run_id,
+            role=role_to_wire(foe.identity.role),
+            instance=foe.instance,
+            **asdict(OURS),
         )
         if foe.identity.role is Role.SAMPLER:
             for name in (

@@ -43,8 +43,8 @@ _RELAY: Final = (
     Instant("mark being written", "versions/.head.json.new"),
 )
 _LEARNER: Final = (
-    Instant("journal segment being begun", "journal/.*.new"),
-    Instant("journal entry written", "journal/*.segment", is_change=True),
+    Instant("journal entry being written", "journal.sqlite-journal", is_change=True),
+    Instant("journal entry written", "journal.sqlite", is_change=True),
     Instant("checkpoint being written", "checkpoints/staged-*"),
     Instant("checkpoint written", "checkpoints/0*"),
     Instant("step logged", "steps.jsonl", is_change=True),

@@ -20,8 +20,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from node.mask_network import NoiseMaskConfig, NoiseMaskModel, make_directory
-from node.policy_kind import PolicyKind
+from node.built_in_tasks import KINDS
+from node.kinds.registry import CAUSAL_LM
 
 _PAD, _END = "<pad>", "<end>"
 _WIDTH = 64
@@ -31,9 +31,11 @@ _GRID = 2
 """As many cells as the run has tokens in a completion."""
 
 
-def make_model(directory: Path, *, seed: int, frames: int, policy: PolicyKind) -> None:
+def make_model(directory: Path, *, seed: int, frames: int, policy: str) -> None:
     """Save a random bf16 model and its tokenizer, of one token a character where it reads text."""
-    if policy is PolicyKind.NOISE_MASK:
+    if policy == "noise_mask":
+        from node.kinds.noise_mask.network import NoiseMaskConfig, NoiseMaskModel, make_directory
+
         sizes = NoiseMaskConfig(classes=(frames << 20) // _HIDDEN, grid=_GRID)
         make_directory(directory, sizes, seed=seed)
         NoiseMaskModel.from_pretrained(directory, dtype=torch.bfloat16).save_pretrained(directory)
@@ -61,7 +63,7 @@ def make_model(directory: Path, *, seed: int, frames: int, policy: PolicyKind) -
         bos_token_id=None,
     )
     model_class: type[PreTrainedModel] = OPTForCausalLM
-    if policy is PolicyKind.RANKING:
+    if policy == "ranking":
         model_class, config.num_labels = OPTForSequenceClassification, 1
     torch.manual_seed(seed)
     model_class(config).bfloat16().save_pretrained(directory)
@@ -72,7 +74,7 @@ def _main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--frames", type=int, required=True, help="of position embeddings")
-    parser.add_argument("--policy", type=PolicyKind, choices=tuple(PolicyKind), default=PolicyKind.CAUSAL_LM)
+    parser.add_argument("--policy", choices=(CAUSAL_LM.name, *KINDS), default=CAUSAL_LM.name)
     arguments = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     make_model(arguments.directory, seed=arguments.seed, frames=arguments.frames, policy=arguments.policy)

@@ -13,7 +13,7 @@ from typing import Final
 
 from bench.kill_lab.task import EvenDigitsTask, MaskedDigitsTask, RankedDigitsTask
 from deploy.runs.run_directory import COORDINATOR, LEARNER, Ports, RunDirectory, Section, role_of
-from node.policy_kind import PolicyKind
+from node.kinds.registry import CAUSAL_LM
 
 RELAY: Final = "relay-1"
 HUB_LINK: Final = "hub-link"
@@ -43,10 +43,10 @@ RANK_TIMEOUT_S: Final = 60
 KILLED: Final = ("sampler", "relay", "learner")
 """Roles whose processes are killed by default."""
 
-TASKS: Final[Mapping[PolicyKind, type[EvenDigitsTask]]] = {
-    PolicyKind.CAUSAL_LM: EvenDigitsTask,
-    PolicyKind.RANKING: RankedDigitsTask,
-    PolicyKind.NOISE_MASK: MaskedDigitsTask,
+TASKS: Final[Mapping[str, type[EvenDigitsTask]]] = {
+    CAUSAL_LM.name: EvenDigitsTask,
+    "ranking": RankedDigitsTask,
+    "noise_mask": MaskedDigitsTask,
 }
 
 _TASK: Final = "kill-lab"
@@ -65,7 +65,8 @@ class Plan:
     """Size of the model."""
     pause_s: float = 0.0
     """Taken to grade a completion; a run of many cores has none."""
-    policy: PolicyKind = PolicyKind.CAUSAL_LM
+    policy: str = CAUSAL_LM.name
+    """The kind of what is trained."""
     roles: tuple[str, ...] = KILLED
     """Roles whose processes are killed, as often each; not asked where ranks are."""
 

@@ -30,8 +30,7 @@ INSTANT_TIMEOUT_S: Final = 8.0
 AGAIN_SHARE: Final = 0.25
 """Share of kills that meet a learner that starts: it meets, loads, takes steps again."""
 
-_BEGUN: Final = Instant("journal segment being begun", "journal/.*.new")
-"""At the first step after a start."""
+_BEGUN: Final = Instant("journal entry being written", "journal.sqlite-journal", is_change=True)
 _CHECKPOINT: Final = (
     *(one for one in INSTANTS[LEARNER] if "checkpoint" in one.name),
     Instant("shard being written", "checkpoints/staged-*/*/*"),

@@ -7,8 +7,6 @@ from typing import Final
 
 import numpy as np
 
-from node import noise_masks
-from node.rankings import as_text
 from sampler.tasks.task import CompletionText
 
 _EVEN: Final = frozenset("02468")
@@ -40,6 +38,8 @@ class RankedDigitsTask(EvenDigitsTask):
     """All digits are candidates, and the run's completions rank some of them: the even ones are rewarded."""
 
     def prompt(self, index: int, row: object) -> str:
+        from node.kinds.ranking.values import as_text
+
         return as_text(super().prompt(index, row), string.digits)
 
 
@@ -47,7 +47,9 @@ class MaskedDigitsTask(EvenDigitsTask):
     """Images of 8 x 8 random pixels, whose labels are even digits as often as odd ones."""
 
     def prompt(self, index: int, row: object) -> str:
-        return noise_masks.as_text(index % 10, np.random.default_rng(index).integers(0, 256, 64))
+        from node.kinds.noise_mask.values import as_text
+
+        return as_text(index % 10, np.random.default_rng(index).integers(0, 256, 64))
 
     def grade(self, index: int, row: object, completion: CompletionText) -> float:
         time.sleep(self._pause_s)

@@ -5,8 +5,10 @@ take. Words are compared with the learner's own checkpoints, which no codec has 
 """
 
 import json
+import sqlite3
 import struct
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -24,8 +26,6 @@ _FRAME_WORDS: Final = 1 << 20
 _HEADER: Final = struct.Struct("<8s q q q d 16s 16s 16s I B")
 _FRAME: Final = struct.Struct("<I I 16s")
 _HELD: Final = struct.Struct("<8s q 16s 16s")
-_RECORD: Final = struct.Struct("<5s 8s I Q 16s 16s")
-"""Before every record of the journal; see learner/journal/records.py."""
 _SIGNATURE_BYTES: Final = 64
 
 
@@ -157,24 +157,16 @@ def read_copy(path: Path) -> tuple[int, bytes, Words] | None:
     return version, root, np.frombuffer(data, "<u2", offset=_HELD.size)
 
 
-def read_journal(directory: Path) -> Mapping[int, tuple[str, ...]]:
-    """Return the groups of every step in a learner's journal, up to what is not whole."""
+def read_journal(path: Path) -> Mapping[int, tuple[str, ...]]:
+    """Return the groups of every step in a learner's journal, which it may be writing."""
     steps = {}
-    for path in sorted(directory.glob("*.segment")):
-        try:
-            data = path.read_bytes()
-        except OSError:  # cut meanwhile
-            continue
-        at = 0
-        while at + _RECORD.size <= len(data):
-            magic, _, text_bytes, blob_bytes, _, _ = _RECORD.unpack_from(data, at)
-            text = data[at + _RECORD.size : at + _RECORD.size + text_bytes]
-            at += _RECORD.size + text_bytes + blob_bytes
-            if magic != b"\x89HRLj" or at > len(data):
-                break
-            if (step := json.loads(text).get("step")) is not None:
-                line = step["line"]
-                steps[line["version"]] = tuple(group["group_id"] for group in line["groups"])
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as journal:
+            texts = [json.loads(text) for (text,) in journal.execute("SELECT text FROM entries")]
+    except sqlite3.OperationalError:  # not there yet, or its learner was killed as it wrote
+        return {}
+    for line in (text["step"]["line"] for text in texts if "step" in text):
+        steps[line["version"]] = tuple(group["group_id"] for group in line["groups"])
     return steps
 
 

@@ -20,7 +20,7 @@ _IMPORTED: Final = (
     "transformers.models.opt.modeling_opt",
     "learner.ranks.follower",
     "learner.export",
-    "node.process.preflight",
+    "node.checks.start_checks",
 )
 """Without grpc, which does not survive a fork."""
 

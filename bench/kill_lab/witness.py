@@ -208,7 +208,7 @@ class Witness:
                 self._violate(f"version {number} was signed with another root than its checkpoint has")
 
     def _read_journal(self) -> None:
-        for version, groups in read_journal(self._stage.state(LEARNER) / "journal").items():
+        for version, groups in read_journal(self._stage.state(LEARNER) / "journal.sqlite").items():
             if self._journaled.setdefault(version, groups) != groups:
                 self._violate(f"version {version} is of other groups in the journal than before")
         self.looked.journaled = len(self._journaled)

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, cast
 
@@ -34,6 +34,7 @@ from node.enrolment.authority import LEAF_LIFETIME_S, Authority
 from node.enrolment.init_run import AUTHORITY_DIRECTORY
 from node.identity.certificates import key_to_pem, new_key
 from node.identity.peer import Peer, server_name
+from node.protocol import OURS
 from node.rpc.address import split_address
 from node.run import Role
 from node.wire.mapping import role_to_wire
@@ -285,6 +286,7 @@ class Connection(asyncio.Protocol):
             vocabulary_size=100 if is_learner else 0,
             instance=f"{id(self):016x}",
             grader_digest=b"" if is_learner else b"g" * 16,
+            **asdict(OURS),
         )
 
     def _send(self, data: bytes) -> None:

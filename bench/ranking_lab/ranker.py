@@ -10,14 +10,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from node.rankings import as_text
+from node.kinds.ranking.task import RankingTask
+from node.kinds.ranking.values import as_text
 from node.rollout import Completion, RolloutGroup
 from node.sampling_parameters import SamplingParameters
 from sampler.config import SamplerConfig
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.engine_registry import load_engine
 from sampler.engines.model_words import ArrayWords, copy_words
-from sampler.tasks.ranking_task import RankingTask
 from sampler.tasks.task import CompletionText
 
 Row = Mapping[str, Any]

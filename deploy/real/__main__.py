@@ -102,8 +102,10 @@ def main() -> int:
     console.print(render(outcome))
     if outcome.is_success:
         # What they were for is exported, and the run does not go on.
-        for name in ("checkpoints", "journal", "kept"):
-            shutil.rmtree(directory.state(LEARNER) / LEARNER / name, ignore_errors=True)
+        learner = directory.state(LEARNER) / LEARNER
+        for name in ("checkpoints", "kept"):
+            shutil.rmtree(learner / name, ignore_errors=True)
+        (learner / "journal.sqlite").unlink(missing_ok=True)
     console.print(f"summary.json, plot.png, export/ and logs are in {directory.root}", markup=False)
     return 0 if outcome.is_success else 1
 

@@ -29,6 +29,6 @@ def write_digits(path: Path) -> None:
 
 def mask_directory(directory: Path) -> Path:
     """Save a policy of masks and a classifier of digits, with random weights."""
-    from node.mask_network import NoiseMaskConfig, make_directory
+    from node.kinds.noise_mask.network import NoiseMaskConfig, make_directory
 
     return make_directory(directory, NoiseMaskConfig(), seed=SEED)

@@ -15,8 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from node.policy_kind import PolicyKind, kind_of, model_config
-from node.rankings import read_text, separator_of
+from node.kinds.registry import kind_of, model_config
 from node.sampling_parameters import SamplingParameters
 from sampler.config import SamplerConfig
 from sampler.engines.engine import GenerationRequest
@@ -41,7 +40,7 @@ def transformers_texts(model_dir: Path, prompts: Sequence[Prompt], sampling: Sam
     import transformers
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    if (own := _OWN_TEXTS.get(kind_of(model_dir))) is not None:
+    if (own := _OWN_TEXTS.get(kind_of(model_dir).name)) is not None:
         return own(model_dir, prompts)
     torch.set_num_threads(1)  # two that wait for each other are slow on busy cores
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -78,6 +77,8 @@ def _rankings(model_dir: Path, prompts: Sequence[Prompt]) -> list[str]:
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+    from node.kinds.ranking.values import read_text, separator_of
+
     tokenizer: Any = AutoTokenizer.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
     model: Any = AutoModelForSequenceClassification.from_pretrained(
         model_dir, dtype=torch.float32, trust_remote_code=False
@@ -97,7 +98,7 @@ def _rewards_of_clean_images(model_dir: Path, prompts: Sequence[Prompt]) -> list
     """Return minus the cross-entropy of the classifier alone, one clean image at a time."""
     import torch
 
-    from node.mask_network import NoiseMaskClassifier, read_prompts
+    from node.kinds.noise_mask.network import NoiseMaskClassifier, read_prompts
 
     classifier = NoiseMaskClassifier.from_pretrained(model_dir, dtype=torch.float32)
     texts = []
@@ -109,7 +110,7 @@ def _rewards_of_clean_images(model_dir: Path, prompts: Sequence[Prompt]) -> list
     return texts
 
 
-_OWN_TEXTS: Final = {PolicyKind.RANKING: _rankings, PolicyKind.NOISE_MASK: _rewards_of_clean_images}
+_OWN_TEXTS: Final = {"ranking": _rankings, "noise_mask": _rewards_of_clean_images}
 """Kind of policy -> what transformers makes of it, where that is not a text."""
 
 

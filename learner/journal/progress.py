@@ -57,7 +57,7 @@ class SettingChange:
 
 @dataclass(frozen=True, slots=True)
 class StepEntry:
-    """A step's line in the journal; its blob has the random state and the groups' bytes."""
+    """A step in the journal, whose row also has torch's random state before it, and its groups."""
 
     line: StepLine
     acknowledged_version: int
@@ -69,9 +69,6 @@ class StepEntry:
     """Configuration that the step was computed with, by key, and versions of the code."""
     expected_kl_nats: tuple[dict[int, float], ...]
     """Divergence expected of the tokens of each group, by the version that drew them."""
-    random_state_bytes: int
-    group_bytes: tuple[tuple[int, int], ...]
-    """Sizes of each group's header and columns, in the order of the line."""
     cuda_state_bytes: int = 0
     """How many at the end of the random state are the CUDA device's; 0: the step was not taken on one."""
 
@@ -93,7 +90,7 @@ class StepEntry:
 
 @dataclass(frozen=True, slots=True)
 class NewsEntry:
-    """A line for anything else worth remembering; the version stays."""
+    """An entry for anything else worth remembering; the version stays."""
 
     reward_mean: float | None
     """Mean reward of a batch that taught nothing; None if there was none."""

@@ -1,6 +1,6 @@
 """The plan of a restart, and when a checkpoint is due; pure.
 
-    checkpoint c, segments, published p --plan--> load c; take the steps c+1..h again; compare at p
+    checkpoint c, entries, published p --plan--> load c; take the steps c+1..h again; compare at p
 
 The words published under p are what they are: whatever the replay computes, the next version is coded against
 them, and has a number above p. If p is older than c there is nothing to compare.
@@ -11,29 +11,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from learner.journal.progress import Progress, StepEntry
-from learner.journal.records import NO_DIGEST, JournalRecord, Origin, Segment
+from learner.journal.progress import Entry, Progress, StepEntry
+from learner.journal.records import NO_DIGEST, DamagedJournalError, EntryRow
 from node.policy import PolicyVersion
 
 KEPT_CHECKPOINTS: Final = 2
 """Where the newest is damaged it can be removed: the one before and the journal lead to the same version."""
 
 
-class RestartError(ValueError):
-    """Checkpoint, journal and publications do not fit together; says which segment, or 0, and how."""
+@dataclass(frozen=True, slots=True)
+class JournalPlace:
+    """A place between two entries: which entry comes next, and the digest of the one before."""
 
-    def __init__(self, segment: int, what: str) -> None:
-        super().__init__(what)
-        self.segment = segment
+    next_entry: int = 1
+    digest: str = NO_DIGEST.hex()
+    """Hex."""
+    next_segment: int = 0
+    """The next segment, in a checkpoint of release 0.3 or 0.2, whose journal had some. 0: a newer one's."""
 
 
 @dataclass(frozen=True, slots=True)
-class JournalPlace:
-    """A place between two entries: which segment comes next, and the digest of the entry before."""
+class JournalRecord:
+    """An entry of the journal, and the row that has it."""
 
-    next_segment: int = 1
-    digest: str = NO_DIGEST.hex()
-    """Hex."""
+    entry: Entry
+    row: EntryRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +54,9 @@ class RestartPlan:
 def plan_restart(
     start: Progress,
     place: JournalPlace,
-    segments: Sequence[Segment],
+    rows: Sequence[EntryRow],
     *,
-    origin: Origin | None,
+    newest: int,
     published: PolicyVersion | None,
 ) -> RestartPlan:
     """Return what to do to get from a checkpoint to where the learner stopped.
@@ -62,42 +64,37 @@ def plan_restart(
     Args:
         start: the checkpoint's; version 0 where there is none.
         place: where the journal was when the checkpoint's copy was made.
-        segments: from ``place`` on, ascending.
-        origin: the run and the model they must be of; None: any.
+        rows: from ``place`` on, ascending.
+        newest: number of the newest entry that was written.
         published: the newest version in the learner's own store.
     Raises:
-        RestartError: a segment is missing or of another run; a step is missing; the journal ends before
+        DamagedJournalError: an entry is damaged or missing; a step is missing; the journal ends before
             ``published``.
     """
-    version, records = start.version, list[JournalRecord]()
-    for segment in segments:
-        header = segment.header
-        if origin is not None and (difference := origin.difference(header.origin)):
-            raise RestartError(header.number, f"it is of another run or model: {difference}")
-        if header.number != place.next_segment:
-            raise RestartError(place.next_segment, "it is missing: it comes before segments that are there")
-        if (header.version, header.previous_digest) != (version, place.digest):
-            raise RestartError(
-                header.number,
-                f"it begins after version {header.version}, and does not follow on the entry before, which "
-                f"is of version {version}",
-            )
-        for number, record in enumerate(segment.records, start=1):
-            if isinstance(record.entry, StepEntry):
-                if record.entry.version != version + 1:
-                    raise RestartError(
-                        header.number,
-                        f"entry {number} is of step {record.entry.version}, and the one before of {version}",
-                    )
-                version += 1
-            records.append(record)
-        place = JournalPlace(header.number + 1, segment.digest.hex())
+    version, records, digest = start.version, list[JournalRecord](), bytes.fromhex(place.digest)
+    for number, row in enumerate(rows, start=place.next_entry):
+        if row.number != number:
+            raise DamagedJournalError(f"entry {number} is missing: it comes before entries that are there")
+        entry = row.entry(previous=digest)
+        if isinstance(entry, StepEntry):
+            if entry.version != version + 1:
+                raise DamagedJournalError(
+                    f"entry {number} is of step {entry.version}, and the one before of version {version}"
+                )
+            version += 1
+        records.append(JournalRecord(entry, row))
+        digest = row.digest
+    end = place.next_entry + len(rows)
+    if newest >= end:
+        raise DamagedJournalError(f"entry {end} is missing: {newest} were written")
     if published is not None and published.number > version:
-        raise RestartError(
-            0, f"version {published.number} was published, and the newest step in the journal is {version}"
+        raise DamagedJournalError(
+            f"version {published.number} was published, and the newest step in the journal is {version}"
         )
     is_comparable = published is not None and start.version <= published.number
-    return RestartPlan(tuple(records), version, published if is_comparable else None, place)
+    return RestartPlan(
+        tuple(records), version, published if is_comparable else None, JournalPlace(end, digest.hex())
+    )
 
 
 class Due(enum.Enum):
@@ -142,10 +139,9 @@ class CheckpointRules:
         return Due.NOT
 
 
-def surplus_segments(numbers: Sequence[int], *, places: Sequence[JournalPlace]) -> list[int]:
-    """Return the segments that neither of two kept checkpoints needs.
+def first_needed(places: Sequence[JournalPlace]) -> int:
+    """Return the first entry that one of two kept checkpoints needs, given where the journal was at each.
 
     Until there are two, the base model is the older one.
     """
-    needed = min(place.next_segment for place in places) if len(places) >= KEPT_CHECKPOINTS else 1
-    return [number for number in numbers if number < needed]
+    return min(place.next_entry for place in places) if len(places) >= KEPT_CHECKPOINTS else 1

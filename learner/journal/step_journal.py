@@ -1,128 +1,130 @@
-"""The journal on disk: one append and one fsync for each step.
+"""The journal on disk: rows in SQLite, one transaction for each step.
 
-    <directory>/000000000003.segment    see ``records``
+    <state>/journal.sqlite    see ``records``; `written` has the number of the newest entry
 
-A segment begins with the first entry after a start of the learner, and after the copy for a checkpoint was
-made. Older ones are removed once no checkpoint needs them. Nothing is ever written over.
+A transaction is there whole or not at all, and on disk when it returns (rollback journal, synchronous=FULL).
+It is written once, where it stays: a write-ahead log would write each group twice, and lose entries silently
+behind a bit that flips in it. Entries that no checkpoint needs are deleted, and their pages used again.
 
 Blocking, and not thread-safe: one thread at a time.
 """
 
-import mmap
-import os
-import secrets
-from collections.abc import Sequence
-from contextlib import suppress
+import shutil
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
 from learner.journal.progress import Entry, Progress
-from learner.journal.records import (
-    DamagedJournalError,
-    Origin,
-    Segment,
-    SegmentHeader,
-    entry_record,
-    header_record,
-    read_segment,
-)
-from learner.journal.restart import JournalPlace, RestartError, RestartPlan, plan_restart, surplus_segments
+from learner.journal.records import DamagedJournalError, EntryRow, Origin
+from learner.journal.restart import JournalPlace, JournalRecord, RestartPlan, first_needed, plan_restart
 from node import durable
-from node.errors import StartupError
+from node.errors import Reason, RefusedError, StartupError
 from node.policy import PolicyVersion
+from node.rollout import EncodedGroup
 
-_SUFFIX: Final = ".segment"
-_SALT_BYTES: Final = 16
+FILE: Final = "journal.sqlite"
+"""In a learner's state directory."""
+
+_SEGMENTS: Final = "journal"
+"""Directory of the journal of release 0.3 and before."""
+
+_SCHEMA_VERSION: Final = 1
+_SCHEMA: Final = """
+CREATE TABLE origin (run_id TEXT NOT NULL, layout_digest TEXT NOT NULL, base_root TEXT NOT NULL);
+CREATE TABLE written (newest INTEGER NOT NULL);
+CREATE TABLE entries (
+    number INTEGER PRIMARY KEY, text TEXT NOT NULL, random_state BLOB NOT NULL, group_digests BLOB NOT NULL,
+    digest BLOB NOT NULL, bytes INTEGER NOT NULL
+);
+CREATE TABLE groups (
+    entry INTEGER NOT NULL, place INTEGER NOT NULL, header BLOB NOT NULL, columns BLOB NOT NULL
+);
+CREATE INDEX groups_of_entry ON groups (entry, place);
+"""
+_PAGE_BYTES: Final = 1 << 14
+"""A group has some 100 kB, in a chain of pages."""
+
+_OF_DISK: Final = ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_BUSY")
+"""Beginnings of the names of errors that pass."""
+
+_BUSY_S: Final = 30.0
+"""Longest wait for a command that reads the journal, which takes milliseconds."""
 
 
 class StepJournal:
     """Appends entries, and forgets those that checkpoints have made worthless."""
 
-    def __init__(
-        self, directory: Path, *, origin: Origin, learner_epoch: int, place: JournalPlace, since: JournalPlace
-    ) -> None:
-        """Go on at ``place``, where no segment is yet.
+    def __init__(self, directory: Path, *, origin: Origin, place: JournalPlace, since: JournalPlace) -> None:
+        """Go on at ``place``, behind all entries that are there; make the file where there is none.
 
         Args:
+            directory: the learner's state.
             since: place of the newest checkpoint.
         Raises:
-            OSError: the directory cannot be made or read.
+            StartupError: the file cannot be made or read.
         """
-        durable.make_directory(directory)
-        self._directory = directory
-        self._origin = origin
-        self._learner_epoch = learner_epoch
+        self._path = directory / FILE
         self._place = place
-        self._key: bytes | None = None
-        """None: the next entry begins a segment."""
-        self._segment_bytes = 0
-        self._sizes = {number: _path(directory, number).stat().st_size for number in _numbers(directory)}
-        self._new_since = since.next_segment
+        self._new_since = since.next_entry
+        durable.make_directory(directory)
+        with _readable(self._path):
+            if not self._path.exists():
+                _make(self._path, origin)
+            with _opened(self._path) as connection:
+                self._sizes = dict(connection.execute("SELECT number, bytes FROM entries"))
 
     @property
     def size_bytes(self) -> int:
-        """Size of all segments."""
+        """Size of all entries."""
         return sum(self._sizes.values())
 
     @property
     def new_bytes(self) -> int:
-        """Size of the segments since ``roll``, or since the newest checkpoint."""
+        """Size of the entries since ``roll``, or since the newest checkpoint."""
         return sum(size for number, size in self._sizes.items() if number >= self._new_since)
 
-    def append(self, entry: Entry, blobs: Sequence[bytes] = (), *, version: int) -> None:
+    def append(self, entry: Entry, *, random_state: bytes = b"", groups: Sequence[EncodedGroup] = ()) -> None:
         """Write an entry; durable on return.
 
         Args:
-            blobs: see ``entry_record``.
-            version: the learner's before it.
+            random_state: before the step; nothing with news, and so are groups.
         Raises:
-            OSError: the disk is full or failing; the entry is not there, write it again.
+            RefusedError: DISK, where the disk is full or failing; the entry is not there, write it again.
+            OSError: the file is gone.
         """
-        if self._key is None:
-            self._begin(entry, blobs, version=version)
-            return
-        number = self._place.next_segment - 1
-        path = _path(self._directory, number)
-        if path.stat().st_size > self._segment_bytes:
-            os.truncate(path, self._segment_bytes)  # a failing disk did not take back what it refused
-        previous = bytes.fromhex(self._place.digest)
-        record, digest = entry_record(entry, blobs, previous=previous, key=self._key)
-        durable.append(path, record)
-        self._appended(number, len(record), digest)
+        number, previous = self._place.next_entry, bytes.fromhex(self._place.digest)
+        row = EntryRow.of(entry, number=number, previous=previous, random_state=random_state, groups=groups)
+        size = len(row.text) + len(random_state) + sum(len(one.header) + len(one.columns) for one in groups)
+        told = (number, row.text, random_state, row.group_digests, row.digest, size)
+        with _writing(self._path) as connection:
+            connection.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?)", told)
+            connection.executemany(
+                "INSERT INTO groups VALUES (?, ?, ?, ?)",
+                ((number, place, one.header, one.columns) for place, one in enumerate(groups)),
+            )
+            connection.execute("UPDATE written SET newest = ?", (number,))
+        self._sizes[number] = size
+        self._place = JournalPlace(number + 1, row.digest.hex())
 
     def roll(self) -> JournalPlace:
-        """Let the next entry begin a segment; return the place of all that came before."""
-        self._key = None
-        self._new_since = self._place.next_segment
+        """Count new bytes from here on; return the place of all that came before."""
+        self._new_since = self._place.next_entry
         return self._place
 
     def cut(self, places: Sequence[JournalPlace]) -> None:
         """Remove what no checkpoint needs, given the places of those that are kept."""
-        for number in surplus_segments(sorted(self._sizes), places=places):
-            with suppress(OSError):  # the next cut tries again
-                _path(self._directory, number).unlink(missing_ok=True)
-                del self._sizes[number]
-
-    def _begin(self, entry: Entry, blobs: Sequence[bytes], *, version: int) -> None:
-        number = self._place.next_segment
-        header = SegmentHeader(
-            origin=self._origin,
-            number=number,
-            version=version,
-            learner_epoch=self._learner_epoch,
-            previous_digest=self._place.digest,
-            salt=secrets.token_hex(_SALT_BYTES),
-        )
-        first, key = header_record(header)
-        record, digest = entry_record(entry, blobs, previous=key, key=key)
-        durable.write(_path(self._directory, number), first + record)
-        self._key, self._segment_bytes = key, 0
-        self._appended(number, len(first) + len(record), digest)
-
-    def _appended(self, number: int, size_bytes: int, digest: bytes) -> None:
-        self._segment_bytes += size_bytes
-        self._sizes[number] = self._segment_bytes
-        self._place = JournalPlace(number + 1, digest.hex())
+        needed = first_needed(places)
+        if not any(number < needed for number in self._sizes):
+            return
+        with suppress(RefusedError, OSError):  # the next cut tries again
+            with _writing(self._path) as connection:
+                connection.execute("DELETE FROM entries WHERE number < ?", (needed,))
+                connection.execute("DELETE FROM groups WHERE entry < ?", (needed,))
+            self._sizes = {number: size for number, size in self._sizes.items() if number >= needed}
+            shutil.rmtree(self._path.with_name(_SEGMENTS), ignore_errors=True)
 
 
 def read_journal(
@@ -133,35 +135,135 @@ def read_journal(
     origin: Origin | None,
     published: PolicyVersion | None,
 ) -> RestartPlan:
-    """Return the way from a checkpoint to where the learner stopped; its records are views of the files.
+    """Return the way from a checkpoint to where the learner stopped; groups are read one step at a time.
 
-    The arguments are those of ``plan_restart``.
+    Args:
+        directory: the learner's state.
+        start: the checkpoint's; version 0 where there is none.
+        place: where the journal was when the checkpoint's copy was made.
+        origin: the run and the model that the journal must be of; None: any.
+        published: the newest version in the learner's own store.
+    Raises:
+        StartupError: the journal is damaged, of another run, or incomplete; names file, entry and fix.
+    """
+    _check_segments(directory / _SEGMENTS, place)
+    path = directory / FILE
+    rows, newest = list[EntryRow](), 0
+    with _readable(path):
+        if path.exists():
+            with _opened(path) as connection:
+                connection.execute("BEGIN")  # one moment of a journal that is being written
+                [own] = connection.execute("SELECT run_id, layout_digest, base_root FROM origin")
+                if origin is not None and (difference := origin.difference(Origin(*own))):
+                    raise DamagedJournalError(f"it is of another run or model: {difference}")
+                [(newest,)] = connection.execute("SELECT newest FROM written")
+                found = connection.execute(
+                    "SELECT number, text, random_state, group_digests, digest FROM entries "
+                    "WHERE number >= ? ORDER BY number",
+                    (place.next_entry,),
+                )
+                rows = [EntryRow(*row) for row in found]
+        return plan_restart(start, place, rows, newest=newest, published=published)
+
+
+def groups_of(directory: Path, record: JournalRecord) -> list[EncodedGroup]:
+    """Read the groups of a step, in order.
 
     Raises:
-        StartupError: the journal is damaged, of another run, or incomplete; names segment, entry and fix.
-        OSError: it cannot be read.
+        StartupError: they are not what was written, or cannot be read.
     """
-    numbers = [number for number in _numbers(directory) if number >= place.next_segment]
-    segments = []
-    for number in numbers:
-        path = _path(directory, number)
-        try:
-            segments.append(_read(path))
-        except DamagedJournalError as error:
-            raise _unusable(path, str(error)) from error
+    path = directory / FILE
+    with _readable(path), _opened(path) as connection:
+        found = connection.execute(
+            "SELECT header, columns FROM groups WHERE entry = ? ORDER BY place", (record.row.number,)
+        )
+        groups = [EncodedGroup(bytes(header), bytes(columns)) for header, columns in found]
+        record.row.check_groups(groups)
+    return groups
+
+
+def _make(path: Path, origin: Origin) -> None:
+    """Make an empty journal: under its name once it is whole."""
+    staged = path.with_name(f".{path.name}.new")
+    staged.unlink(missing_ok=True)
+    with closing(_connected(staged, mode="rwc")) as connection:
+        connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+        connection.execute("PRAGMA journal_mode = OFF")
+        connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {_SCHEMA_VERSION}; COMMIT;")
+        connection.execute("INSERT INTO origin VALUES (?, ?, ?)", tuple(asdict(origin).values()))
+        connection.execute("INSERT INTO written VALUES (0)")
+    durable.sync(staged)
+    durable.rename(staged, path)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """Yield a connection for one use: none is kept, so that a file which is gone is noticed."""
+    path.stat()
+    with closing(_connected(path, mode="rw")) as connection:
+        [(version,)] = connection.execute("PRAGMA user_version")
+        if version != _SCHEMA_VERSION:
+            raise DamagedJournalError(f"it has format {version}, and {_SCHEMA_VERSION} is what can be read")
+        connection.execute("PRAGMA journal_mode = TRUNCATE")
+        connection.execute("PRAGMA synchronous = FULL")
+        yield connection
+
+
+def _connected(path: Path, *, mode: str) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?mode={mode}"
+    return sqlite3.connect(uri, uri=True, timeout=_BUSY_S, isolation_level=None)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[sqlite3.Connection]:
+    """Yield a connection with a transaction, which is committed at the end.
+
+    Raises:
+        RefusedError: DISK, where there may be room again; nothing was written.
+        OSError: the file is gone.
+        StartupError: the file is damaged.
+    """
     try:
-        return plan_restart(start, place, segments, origin=origin, published=published)
-    except RestartError as error:
-        raise _unusable(
-            _path(directory, error.segment) if error.segment else directory, str(error)
-        ) from error
+        with _opened(path) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+    except (sqlite3.IntegrityError, sqlite3.ProgrammingError):
+        raise  # our mistake, not the disk's
+    except sqlite3.Error as error:
+        name = getattr(error, "sqlite_errorname", "")
+        if not name.startswith(_OF_DISK):
+            raise _unusable(path, str(error)) from error
+        fix = durable.disk_fix(error, disk="the disk of the state directory")
+        if name.startswith("SQLITE_BUSY"):
+            fix = "let the program that reads it finish"
+        raise RefusedError(Reason.DISK, f"{path} could not be written: {error}", fix=fix) from error
 
 
-def _read(path: Path) -> Segment:
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        data: mmap.mmap | bytes = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) if size else b""
-    return read_segment(memoryview(data))
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Raise what keeps a journal from being read as an error that says what to do."""
+    try:
+        yield
+    except (DamagedJournalError, sqlite3.Error, OSError, TypeError, ValueError) as error:
+        raise _unusable(path, str(error)) from error
+
+
+def _check_segments(directory: Path, place: JournalPlace) -> None:
+    """Check that the journal of an older release has no step since its last checkpoint."""
+    numbers = (path.stem for path in directory.glob("*.segment"))
+    behind = [int(number) for number in numbers if number.isdecimal() and int(number) >= place.next_segment]
+    is_older = place.next_segment > 0 or place == JournalPlace()
+    if behind and is_older and not directory.with_name(FILE).exists():
+        raise StartupError(
+            f"{directory} has steps that release 0.3 took since its checkpoint, in segment {min(behind)}",
+            fix="Start release 0.3 once more and stop it (SIGTERM): it writes a checkpoint then.",
+        )
 
 
 def _unusable(path: Path, what: str) -> StartupError:
@@ -171,14 +273,3 @@ def _unusable(path: Path, what: str) -> StartupError:
         "Without one, export the newest version (`heterorl-node export`) and begin a new run with it: steps "
         "that others were told of cannot be taken with other groups.",
     )
-
-
-def _path(directory: Path, number: int) -> Path:
-    return directory / f"{number:012d}{_SUFFIX}"
-
-
-def _numbers(directory: Path) -> list[int]:
-    if not directory.is_dir():
-        return []
-    names = (path.name.removesuffix(_SUFFIX) for path in directory.glob(f"*{_SUFFIX}"))
-    return sorted(int(name) for name in names if name.isdecimal())

@@ -4,6 +4,7 @@ Defaults are the published ones, unless an option says otherwise.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,6 +17,18 @@ class Options(BaseModel):
     """Base class of all options; has none itself."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+@dataclass(frozen=True, slots=True)
+class MenuEntry:
+    """An objective's place, and all that must be known of it before torch is imported."""
+
+    path: str
+    """``package.module:function``"""
+    options: type[Options] = Options
+    is_separable: bool = True
+    """Whether the gradient of a row depends on no other row's learner logprobs; rewards, behaviour
+    logprobs and masks of the whole batch are data, and may be used."""
 
 
 class ClipOptions(Options):
@@ -109,14 +122,6 @@ class GspoOptions(ClipOptions):
     """As in ClipOptions."""
 
 
-class ToprOptions(Options):
-    """TOPR has one choice."""
-
-    is_length_normalised: bool = False
-    """Whether ratio and likelihood are per token. As published, they are of whole completions: long bad ones
-    that the learner finds less likely than the sampler did then count for almost nothing."""
-
-
 class DapoOptions(ClipOptions):
     """DAPO: clip higher, drop groups that teach nothing, penalise overlong completions."""
 
@@ -189,13 +194,3 @@ class DelightOptions(Options):
 
     temperature: float = Field(default=1.0, gt=0)
     """eta; higher gates less."""
-
-
-class SapoOptions(Options):
-    """SAPO: how fast the gate closes on both sides of a ratio of 1."""
-
-    rate_good: float = Field(default=1.0, gt=0)
-    """tau where the advantage is above 0."""
-
-    rate_bad: float = Field(default=1.05, gt=0)
-    """tau elsewhere; larger than rate_good, because pushing down moves mass to tokens nobody asked for."""

@@ -2,12 +2,11 @@
 
 import math
 from dataclasses import replace
-from typing import Final
 
 import torch
 from torch import Tensor
 
-from learner.objective.advantage import centred_advantage, standardised_advantage
+from learner.objective.advantage import standardised_advantage
 from learner.objective.batch import (
     ObjectiveBatch,
     ObjectiveOutcome,
@@ -24,8 +23,6 @@ from learner.objective.options import (
     DecoupledOptions,
     GeometricMaskedOptions,
     GspoOptions,
-    SapoOptions,
-    ToprOptions,
     TotalVariationOptions,
     TruncatedOptions,
 )
@@ -33,11 +30,7 @@ from learner.objective.surrogate import (
     clipped_surrogate,
     decoupled_surrogate,
     likelihood_loss,
-    soft_gated_surrogate,
 )
-
-_FLAT: Final = 40.0
-"""Beyond it 1 / cosh^2 is 0, and cosh^2 not yet infinite in float32."""
 
 
 def gspo(batch: ObjectiveBatch, options: GspoOptions) -> ObjectiveOutcome:
@@ -51,34 +44,6 @@ def gspo(batch: ObjectiveBatch, options: GspoOptions) -> ObjectiveOutcome:
     return ObjectiveOutcome(
         mean_over_completions(surrogate.loss, batch), weight.detach(), surrogate.is_clipped
     )
-
-
-def topr(batch: ObjectiveBatch, options: ToprOptions) -> ObjectiveOutcome:
-    """Tapered off-policy REINFORCE: good completions count in full, bad ones min(p/q, 1).
-
-    Source: arXiv:2503.14286, eq. 8.
-    """
-    log_ratio, log_likelihood = batch.log_ratio.sum(dim=1), batch.within(batch.learner_logprob).sum(dim=1)
-    if options.is_length_normalised:
-        log_ratio, log_likelihood = log_ratio / batch.lengths, log_likelihood / batch.lengths
-    advantage = centred_advantage(batch.reward, batch.groups)
-    tapered = log_ratio.detach().clamp(max=0).exp()
-    weight = torch.where(advantage >= 0, torch.ones_like(tapered), tapered)
-    loss = mean_over_completions(likelihood_loss(log_likelihood, weight, advantage), batch)
-    return ObjectiveOutcome(loss, weight, torch.zeros_like(weight, dtype=torch.bool))
-
-
-def sapo(batch: ObjectiveBatch, options: SapoOptions) -> ObjectiveOutcome:
-    """Soft adaptive policy optimization: GRPO whose clip is a gate that closes gradually.
-
-    Source: arXiv:2511.20347, eq. 5-6.
-    """
-    ratio = bounded_ratio(batch.log_ratio)
-    advantage = standardised_advantage(batch.reward, batch.groups)
-    surrogate = soft_gated_surrogate(ratio, advantage, rate_good=options.rate_good, rate_bad=options.rate_bad)
-    rate = ratio.new_tensor([options.rate_bad, options.rate_good])[(advantage > 0).long()][:, None]
-    weight = ratio.detach() / torch.cosh((rate * (ratio.detach() - 1) / 2).clamp(max=_FLAT)) ** 2
-    return ObjectiveOutcome(mean_of_token_means(surrogate.loss, batch), weight, torch.zeros_like(batch.mask))
 
 
 def cispo(batch: ObjectiveBatch, options: CispoOptions) -> ObjectiveOutcome:

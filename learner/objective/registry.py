@@ -18,7 +18,7 @@ class Objective:
     function: ObjectiveFunction
     options: Options
     is_separable: bool
-    """See ``menu.Entry``. Others need the learner logprobs of the whole batch at once."""
+    """See ``options.MenuEntry``. Others need the learner logprobs of the whole batch at once."""
 
     def __call__(self, batch: ObjectiveBatch) -> ObjectiveOutcome:
         """Return loss and weights of a batch."""

@@ -18,7 +18,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from learner.ranks.shard_words import ShardWords
+from learner.ranks.dealt_words import DealtWords
 from learner.training.version_coder import OwnFrames
 from node.errors import Reason, RefusedError
 from node.weights.assembly.encode import CodedFrame, code_frame
@@ -128,16 +128,16 @@ class Round:
 class FrameWork:
     """The frames of this rank, and what is done to them."""
 
-    def __init__(self, shards: ShardWords, *, threads: int) -> None:
-        """Work on frames of what ``shards`` reads.
+    def __init__(self, masters: DealtWords, *, threads: int) -> None:
+        """Work on frames of what ``masters`` reads.
 
         Args:
             threads: that share the work, at least 1.
         """
-        self.plan, self.rank = shards.plan, shards.rank
-        self.words = OwnFrames(shards.plan.layout, shards.plan.own(shards.rank))
+        self.layout, self.rank, self.owner = masters.layout, masters.rank, masters.owner
+        self.words = OwnFrames(masters.layout, masters.own(range(len(masters.layout.frames))))
         """This rank's, published and being made."""
-        self._shards = shards
+        self._masters = masters
         self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="coding")
 
     def rounds(self, work: str) -> list[list[int]]:
@@ -147,13 +147,12 @@ class FrameWork:
         whose memory it is for one frame of each rank.
         """
         if work == "copy":
-            return [[frame] for frame in range(len(self.plan.layout.frames))]
-        return self.plan.rounds(1 if work in OF_STORE else ROUND_FRAMES)
+            return [[frame] for frame in range(len(self.layout.frames))]
+        return self._masters.rounds(1 if work in OF_STORE else ROUND_FRAMES)
 
     def own(self, frames: Sequence[int], *, rank: int | None = None) -> list[int]:
         """Return which of some frames are this rank's, or another's."""
-        rank = self.rank if rank is None else rank
-        return [frame for frame in frames if self.plan.owners[frame] == rank]
+        return self._masters.own(frames, rank=rank)
 
     def begin(
         self, work: str, frames: Sequence[int], manifests: Sequence[Manifest], steps: Mapping[int, Steps]
@@ -165,7 +164,7 @@ class FrameWork:
             steps: the way there of each of this rank's frames.
         """
         if work in _OF_MASTERS:
-            self._shards.fill(frames, self.words.made)
+            self._masters.fill(frames, self.words.made)
         begun = [
             (frame, self._pool.submit(self._outcome, work, frame, manifests, steps.get(frame)))
             for frame in self.own(frames)
@@ -186,7 +185,7 @@ class FrameWork:
             return FrameResult.of_refusal(refused)
 
     def _result(self, work: str, frame: int, old: Words | None) -> FrameResult:
-        words, layout = self.words, self.plan.layout
+        words, layout = self.words, self.layout
         if work == "code":
             base = words.published if words.has_published else None
             return FrameResult(*code_frame(frame, new=words.made, base=base, layout=layout))
@@ -202,7 +201,7 @@ class FrameWork:
 
     def _old(self, frame: int, manifests: Sequence[Manifest], steps: Steps) -> Words:
         way = list(zip(manifests, steps.payloads, strict=True))
-        return rebuild_frame(frame, way, layout=self.plan.layout, start=steps.start)
+        return rebuild_frame(frame, way, layout=self.layout, start=steps.start)
 
 
 def payload_sizes(headers: bytes) -> list[int]:

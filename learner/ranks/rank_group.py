@@ -20,11 +20,11 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from learner.ranks.dealt_words import DealtWords
 from learner.ranks.errors import RankLostError
 from learner.ranks.frame_work import FrameWork
 from learner.ranks.order_stream import OrderStream
 from learner.ranks.pipeline import MICRO_BATCHES_A_STAGE, Pipeline, TiedEmbedding
-from learner.ranks.shard_words import ShardWords
 from learner.ranks.sharding import check_slices, layer_plan, shard_fully, shrink, slice_layers, sliced_tokens
 from learner.ranks.shared_words import SharedWords
 from learner.ranks.stages import check_stages, has_tied_head, keep_stage
@@ -182,8 +182,8 @@ class RankGroup:
 
     def words(self, tensors: Mapping[str, Tensor], layout: Layout) -> SharedWords:
         """Return what reads a version's words off the masters of all ranks, on the first."""
-        shards = ShardWords(tensors, layout, sizes=self.sizes, group=self._words_stream.exchanges)
-        work = FrameWork(shards, threads=self._coding_threads)
+        masters = DealtWords(tensors, layout, sizes=self.sizes, group=self._words_stream.exchanges)
+        work = FrameWork(masters, threads=self._coding_threads)
         self._words = SharedWords(work, self._words_stream, failures_named=self.failures_named)
         return self._words
 

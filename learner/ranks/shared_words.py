@@ -70,7 +70,8 @@ class SharedWords:
         Args:
             failures_named: raises what other ranks' failures lead to as an error that names them.
         """
-        self.layout: Final[Layout] = work.plan.layout
+        self.layout: Final[Layout] = work.layout
+        self._owners = [work.owner(frame) for frame in range(len(work.layout.frames))]
         self._work = work
         self._stream = stream
         self._failures_named = failures_named
@@ -230,7 +231,7 @@ class SharedWords:
         """
         if self._spool is None:
             raise ValueError("nothing is coded before coder() says where payloads go")
-        owners, found = self._work.plan.owners, dict[int, FrameResult]()
+        owners, found = self._owners, dict[int, FrameResult]()
         with ExitStack() as stack:
             spools = {rank: stack.enter_context(self._spool()) for rank in sorted(set(owners))}
             stack.enter_context(closing(results))
@@ -247,7 +248,7 @@ class SharedWords:
     def _deal(self, frames: Sequence[int], steps: dict[int, Steps]) -> None:
         """Send the way to an old version's frames to the ranks that have them."""
         for frame in frames if steps else ():
-            if (owner := self._work.plan.owners[frame]) != self._work.rank:
+            if (owner := self._owners[frame]) != self._work.rank:
                 start, payloads = steps[frame].start, steps[frame].payloads
                 parts = [b"" if start is None else start.tobytes(), *payloads]
                 self._send(np.array([len(part) for part in parts], "<i8").tobytes(), owner)

@@ -1,6 +1,6 @@
 """Experiment trackers: the numbers of each step, under the names of their gauges, for TensorBoard and W&B.
 
-Both libraries are extras, imported only where they are configured; preflight has found them installed.
+Both libraries are extras, imported only where they are configured; the checks before a start have found them.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -38,7 +38,7 @@ from node.sealed import sealed, unsealed
 from node.weights.format.layout import Layout
 
 FORMAT: Final = 4
-"""With the newest step as older software had it: 3; and without a digest of index.json: 2."""
+"""Release 0.3, whose journal had segments, wrote 3; 0.2, without a digest of index.json, 2."""
 
 _MASTERS: Final = "masters"
 _OPTIMIZER: Final = "optimizer"
@@ -313,8 +313,10 @@ def _index_in(path: Path) -> CheckpointIndex:
     try:
         data = (path / _INDEX).read_bytes()
         document = unsealed(data, must_be_sealed=not data.endswith(_UNSEALED))
-        if document["format"] < FORMAT and document["progress"]["step"] is not None:
-            document["progress"]["step"] = _of_older(document["progress"]["step"])
+        if document["format"] < FORMAT:
+            document["place"] = {"next_segment": document["place"]["next_segment"]}
+            if document["progress"]["step"] is not None:
+                document["progress"]["step"] = _of_older(document["progress"]["step"])
         index = _AS_INDEX.validate_python(document)
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise _damaged(path, f"{_INDEX}: {error}") from error

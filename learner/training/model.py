@@ -5,30 +5,28 @@ in the KL gauge of a step whose groups are not stale.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import pkgutil
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.logging import disable_progress_bar
 
 from learner.config import Rematerialise
 from learner.training.micro_batches import MicroBatch
-from learner.training.noise_mask_scorer import NoiseMaskScorer
-from learner.training.ranking_scorer import RankingScorer
 from learner.training.scorer import Scorer
 from learner.training.token_logprob import token_logprob
 from learner.training.work_shares import ONE_RANK, Ranks
 from node.errors import StartupError
-from node.mask_network import NoiseMaskModel
-from node.policy_kind import PolicyKind, kind_of
+from node.kinds.registry import kind_of, kind_of_class
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
 from node.weights.format.model_files import StoredDtypes
@@ -38,12 +36,6 @@ if TYPE_CHECKING:
     from learner.training.sliced_loading import EmptyModel
 
 _ALL_BFLOAT16: Final = StoredDtypes()
-
-_CLASSES: Final[Mapping[PolicyKind, Any]] = {
-    PolicyKind.CAUSAL_LM: AutoModelForCausalLM,
-    PolicyKind.RANKING: AutoModelForSequenceClassification,
-    PolicyKind.NOISE_MASK: NoiseMaskModel,
-}
 
 Take = Callable[[MicroBatch, Tensor], None]
 """Takes the logprobs of a micro-batch's targets."""
@@ -142,17 +134,16 @@ class ScoringModel:
         self.model = model
         """In evaluation mode."""
         self.scorer: Scorer
-        if isinstance(model, NoiseMaskModel):
-            if ranks.is_shared:
-                raise StartupError(
-                    "a noise mask's networks are not shared out between ranks",
-                    fix="Leave learner.dp_replicate, dp_shard, tp and pp at 1",
-                )
-            self.scorer = NoiseMaskScorer(model)
-        elif type(model).__name__.endswith("ForSequenceClassification"):
-            self.scorer = RankingScorer(model, compute_dtype=compute_dtype)
-        else:
+        kind = kind_of_class(type(model).__name__)
+        if ranks.is_shared and not kind.can_be_shared:
+            raise StartupError(
+                f"a policy of the kind {kind.name} is not shared out between ranks",
+                fix="Leave learner.dp_replicate, dp_shard, tp and pp at 1",
+            )
+        if kind.scorer is None:
             self.scorer = TokenScorer(model, compute_dtype=compute_dtype, tried=tried)
+        else:
+            self.scorer = pkgutil.resolve_name(kind.scorer)(model, compute_dtype=compute_dtype)
         self.ranks = ranks
         self._pipeline: Passes | None = None
 
@@ -340,7 +331,8 @@ def _empty_model(model_dir: Path) -> "EmptyModel | None":
 
 def _load(model_dir: Path) -> PreTrainedModel:
     disable_progress_bar()  # type: ignore[no-untyped-call]
-    model: PreTrainedModel = _CLASSES[kind_of(model_dir)].from_pretrained(
+    model_class = pkgutil.resolve_name(kind_of(model_dir).model_class)
+    model: PreTrainedModel = model_class.from_pretrained(
         model_dir,
         dtype=torch.float32,
         local_files_only=True,

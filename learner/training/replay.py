@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from learner.config import LearnerConfig
 from learner.journal.progress import Progress, StepEntry
-from learner.journal.records import JournalRecord
+from learner.journal.restart import JournalRecord
 from learner.objective.entropy_switch import EntropySwitch
 from learner.step_settings import StepSettings
 from learner.training.orders import StepOrder
@@ -20,7 +20,7 @@ from learner.training.random_state import RandomState
 from learner.training.step_loss import StepLoss
 from learner.training.trainer import Trainer
 from node.errors import StartupError
-from node.rollout import RolloutGroup
+from node.rollout import EncodedGroup, RolloutGroup
 from node.wire.rollouts import group_from_wire
 
 _OF_PROCESS: Final = ("device", "compute_dtype", "rematerialise", "threads")
@@ -108,7 +108,12 @@ class ReplaySettings:
 
 
 def take_again(
-    trainer: Trainer, record: JournalRecord, *, progress: Progress, now: LearnerConfig
+    trainer: Trainer,
+    record: JournalRecord,
+    groups: Sequence[EncodedGroup],
+    *,
+    progress: Progress,
+    now: LearnerConfig,
 ) -> tuple[str, ...]:
     """Take a step from the journal; return which of its settings are not what they were, in words.
 
@@ -120,11 +125,11 @@ def take_again(
     settings = ReplaySettings.of(entry.settings, now, has_reference=trainer.reference is not None)
     device = trainer.policy.device
     random_state = RandomState.on(device)
-    then = RandomState.from_bytes(record.random_state, cuda_bytes=entry.cuda_state_bytes)
-    groups = [group_from_wire(group) for group in record.groups]
+    then = RandomState.from_bytes(record.row.random_state, cuda_bytes=entry.cuda_state_bytes)
+    batch = [group_from_wire(group) for group in groups]
     try:
         then.restore(device)
-        outcome = trainer.step(next_step(groups, entry.expected_kl_nats, settings.step, progress))
+        outcome = trainer.step(next_step(batch, entry.expected_kl_nats, settings.step, progress))
     finally:
         random_state.restore(device)
     if not outcome.is_applied or not trainer.is_finite():

@@ -17,7 +17,7 @@ UNBOUNDED: Final = 1 << 30
 
 
 class Scorer(torch.nn.Module, ABC):
-    """A model of some kind; see ``node.policy_kind``."""
+    """A model of some kind; see ``node.kinds.registry``."""
 
     def __init__(self, model: PreTrainedModel, *, compute_dtype: torch.dtype | None) -> None:
         """Wrap ``model``, which stays in evaluation mode: dropout would make it another policy."""

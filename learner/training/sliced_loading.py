@@ -19,7 +19,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.initialization import no_init_weights
 
 from learner.training.tensor_files import load_tensors
-from node.policy_kind import PolicyKind, kind_of
+from node.kinds.registry import CAUSAL_LM, kind_of
 from node.weights.format.layout import Layout
 from node.weights.format.model_files import StoredDtypes
 from node.weights.format.model_tensors import canonical_tensors, names_in_files, tensor_specs
@@ -48,7 +48,7 @@ class EmptyModel:
         Raises:
             OSError, ValueError: as transformers, where it cannot make the model.
         """
-        if kind_of(model_dir) is not PolicyKind.CAUSAL_LM:
+        if kind_of(model_dir) is not CAUSAL_LM:
             return None
         config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
         small = small_model(config)

@@ -20,7 +20,7 @@ from learner.step_numbers import BatchFigures, StepNumbers
 from learner.step_settings import StepSettings
 from learner.training.micro_batches import MicroBatch, collate, objective_batch
 from learner.training.model import Policy, ScoringModel
-from learner.training.rate_schedule import rate_share
+from learner.training.optimizer import rate_share
 from learner.training.step_loss import LossOutcome, StepLoss, add_gradient, group_discount, logprobs_of
 from learner.training.work_shares import Ranks
 from node.rollout import RolloutGroup

@@ -23,7 +23,7 @@ from learner.journal.checkpoint_names import CHECKPOINTS
 from learner.journal.progress import BestVersion, Entry, NewsEntry, Progress, StepEntry
 from learner.journal.records import Origin
 from learner.journal.restart import CheckpointRules, Due, JournalPlace, RestartPlan
-from learner.journal.step_journal import StepJournal, read_journal
+from learner.journal.step_journal import StepJournal, groups_of, read_journal
 from learner.operator_orders import RollbackOrder
 from learner.step_log import RollbackLine, StepLine, TrainedGroup
 from learner.step_settings import StepSettings
@@ -40,7 +40,7 @@ from node.clock import Clock
 from node.errors import HeteroRLError
 from node.evaluation import EvaluationNotice
 from node.policy import PolicyVersion
-from node.rollout import RolloutGroup
+from node.rollout import EncodedGroup, RolloutGroup
 from node.run import StepRecord
 from node.wire.rollouts import group_to_wire
 
@@ -51,9 +51,6 @@ ExpectedDivergence = Callable[[str, NDArray[np.int64]], NDArray[np.float64]]
 
 Evaluations = Callable[[], EvaluationNotice]
 """Called in any thread."""
-
-JOURNAL = "journal"
-"""Directory of a learner's state."""
 
 
 def progress_in(state: Path) -> Progress:
@@ -66,7 +63,7 @@ def progress_in(state: Path) -> Progress:
     index = newest_index(state / CHECKPOINTS)
     progress, place = (Progress(0), JournalPlace()) if index is None else (index.progress, index.place)
     origin = None if index is None else index.origin
-    for record in read_journal(state / JOURNAL, progress, place, origin=origin, published=None).records:
+    for record in read_journal(state, progress, place, origin=origin, published=None).records:
         progress = progress.after(record.entry, window=1)
     return progress
 
@@ -81,8 +78,9 @@ class StepTaken:
 
     line: StepLine
     entry: Entry
-    """For the journal."""
-    blobs: tuple[bytes, ...]
+    """For the journal, with torch's random state before the step, and the groups."""
+    random_state: bytes
+    groups: tuple[EncodedGroup, ...]
     observed: tuple[Observed, ...]
     """Divergence of each group's behaviour policy from the version before the step."""
 
@@ -127,7 +125,6 @@ class TrainingState:
         *,
         directory: Path,
         origin: Origin,
-        learner_epoch: int,
         clock: Clock,
         published: Callable[[], PolicyVersion | None],
         reference: ScoringModel | None = None,
@@ -164,15 +161,9 @@ class TrainingState:
         self._masters_wait_s = 0.0
         self.master_access = MasterAccess(version=self.version, monotonic=clock.monotonic)
         """Closed to readers from the optimizer's step until ``hold`` names the version."""
-        plan = read_journal(directory / JOURNAL, self.progress, place, origin=origin, published=published())
-        self.restart = self._replay(plan)
-        self._journal = StepJournal(
-            directory / JOURNAL,
-            origin=origin,
-            learner_epoch=learner_epoch,
-            place=plan.end,
-            since=place,
-        )
+        plan = read_journal(directory, self.progress, place, origin=origin, published=published())
+        self.restart = self._replay(plan, directory)
+        self._journal = StepJournal(directory, origin=origin, place=plan.end, since=place)
         self._best = self.progress.best
         """As known now; the next entry has it."""
         self.master_access = MasterAccess(version=self.version, monotonic=clock.monotonic)
@@ -246,9 +237,8 @@ class TrainingState:
             for one, kl_nats in zip(batch, outcome.kl_nats_of_groups, strict=True)
         )
         if not outcome.is_applied:
-            return StepTaken(line, NewsEntry(line.reward_mean, self._best), (), observed)
-        encoded = [group_to_wire(group) for group in batch]
-        random_bytes = random_state.to_bytes()
+            return StepTaken(line, NewsEntry(line.reward_mean, self._best), b"", (), observed)
+        encoded = tuple(group_to_wire(group) for group in batch)
         entry = StepEntry(
             line=line,
             acknowledged_version=min((one.version for one in unacknowledged), default=line.version) - 1,
@@ -256,12 +246,9 @@ class TrainingState:
             entropy_switch=switch_before(self.progress, settings).observe(outcome.numbers.surprisal_nats),
             settings=self._recorded_settings,
             expected_kl_nats=expected_kl_nats,
-            random_state_bytes=len(random_bytes),
-            group_bytes=tuple((len(group.header), len(group.columns)) for group in encoded),
             cuda_state_bytes=len(random_state.cuda),
         )
-        blobs = (random_bytes, *(part for group in encoded for part in group.parts))
-        return StepTaken(line, entry, blobs, observed)
+        return StepTaken(line, entry, random_state.to_bytes(), encoded, observed)
 
     def adopt(self, config: LearnerConfig) -> None:
         """Take the following steps with other settings.
@@ -312,10 +299,11 @@ class TrainingState:
         here, since consuming them again changes nothing.
 
         Raises:
-            OSError: the disk is full or failing; the step is taken all the same, save it again.
+            RefusedError: DISK, where the disk is full or failing; the step is taken, save it again.
         """
         started_s = self._clock.monotonic()
-        self._write(replace(taken.entry, best=self._best), taken.blobs)  # heard of since, maybe
+        entry = replace(taken.entry, best=self._best)  # heard of since, maybe
+        self._write(entry, random_state=taken.random_state, groups=taken.groups)
         self._is_saved = True
         return self._clock.monotonic() - started_s
 
@@ -323,7 +311,7 @@ class TrainingState:
         """Make durable which version is the best, if evaluations have ended since the last step.
 
         Raises:
-            OSError: the disk is full or failing; nothing has changed.
+            RefusedError: DISK, where the disk is full or failing; nothing has changed.
         """
         # A rollback's checkpoint says where the journal goes on: nothing may come between.
         if not self._is_rolling_back and self.has_news_of_best(evaluated):
@@ -380,18 +368,19 @@ class TrainingState:
     def _copy_of(self, progress: Progress) -> CheckpointCopy:
         return CheckpointCopy(progress, self._journal.roll(), self.trainer.copy(), self.policy.ranks)
 
-    def _write(self, entry: Entry, blobs: Sequence[bytes] = ()) -> None:
+    def _write(self, entry: Entry, *, random_state: bytes = b"", groups: Sequence[EncodedGroup] = ()) -> None:
         progress = self.progress.after(entry, window=self.config.stop_window_versions)
         if progress.version:  # of the base model, nothing is worth remembering
-            self._journal.append(entry, blobs, version=self.version)
+            self._journal.append(entry, random_state=random_state, groups=groups)
         self.progress = progress
 
-    def _replay(self, plan: RestartPlan) -> Restart:
+    def _replay(self, plan: RestartPlan, directory: Path) -> Restart:
         started_s, start, is_exact = self._clock.monotonic(), self.version, self._is_published(plan.compare)
         changed: dict[str, None] = {}
         for record in plan.records:
             if isinstance(record.entry, StepEntry):
-                again = take_again(self.trainer, record, progress=self.progress, now=self.config)
+                groups = groups_of(directory, record)
+                again = take_again(self.trainer, record, groups, progress=self.progress, now=self.config)
                 changed |= dict.fromkeys(again)
             self.progress = self.progress.after(record.entry, window=self.config.stop_window_versions)
             if isinstance(record.entry, StepEntry) and is_exact is None:

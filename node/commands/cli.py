@@ -18,11 +18,12 @@ from contextlib import suppress
 from typing import Final
 
 from node.commands.config_command import add_configuration_arguments, print_resolved, resolve
+from node.commands.findings import faults_of, show
 from node.descriptors import fill_standard_descriptors
 from node.errors import COMMAND_LINE, ConfigError, HeteroRLError, NotReadyError, StartupError
 from node.exit_code import ExitCode, exit_code_of_faults
 from node.extras import extra_of, install_line
-from node.process.role_context import ROLE_MODULES
+from node.process.role_context import ROLE_MODULES, in_order
 from node.visible_text import visible
 
 COMMANDS: Final = {
@@ -152,20 +153,19 @@ def _run_daemon(argv: Sequence[str]) -> int:
     if not arguments.roles:
         parser.error("choose what this process does with --role, or a command: " + ", ".join(COMMANDS))
     resolved = resolve(arguments)
-    preflight = importlib.import_module("node.process.preflight")
-    roles = preflight.in_order(arguments.roles)
+    from node.checks.check import DRY_RUN, START, examine, require
+    from node.checks.start_checks import start_checks
+
+    roles = in_order(arguments.roles)
+    checks = start_checks(resolved.config, roles, now=time.time(), told=_report)
     if arguments.dry_run:
         print_resolved(resolved)
-        checked = preflight.check_everything(
-            resolved.config,
-            roles,
-            now=time.time(),
-            warn=lambda text: _report(f"warning: {text}"),
-            told=_report,
-        )
-        print(checked)
+        print()
+        if failed := show(examine(checks, needs=DRY_RUN)):
+            return exit_code_of_faults(faults_of(failed))
+        print("nothing is wrong")
         return ExitCode.DRAINED
-    preflight.check_before_torch(resolved.config, roles)
+    require(checks, needs=START)
     # uvloop starts children by fork(), in which gRPC's fork handlers crash now and then. We fork only to
     # exec, which needs none of them. grpc reads this when it is imported.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

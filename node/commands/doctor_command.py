@@ -1,22 +1,24 @@
 """``heterorl-node doctor``: which layer fails between this machine and a working run, and what mends it."""
 
 import argparse
-import asyncio
-import dataclasses
-import json
+import contextlib
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from node.commands.checkup import Finding, Grade, Patient, machine, way
+from node.checks.check import EVERYTHING, Check, Finding, examine
+from node.checks.machine_checks import machine_checks
+from node.checks.start_checks import start_checks
 from node.commands.config_command import add_configuration_arguments, resolve
-from node.commands.terminal import printable
+from node.commands.findings import show
+from node.commands.way_checks import Caller, way_checks
 from node.errors import COMMAND_LINE, ConfigError, NotReadyError, StartupError
 from node.exit_code import ExitCode
 from node.identity.identity_store import IDENTITY_DIRECTORY, Identity, load_identity
 from node.identity.run_description import FILE_NAME as RUN_FILE
 from node.identity.run_description import RunDescription
-from node.process.preflight import check_everything, in_order
+from node.process.role_context import in_order
 from node.rpc.address import split_targets
 from node.run import Role
 
@@ -37,58 +39,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print findings as they come; return 1 if something fails."""
-    return asyncio.run(_examine(arguments))
-
-
-async def _examine(arguments: argparse.Namespace) -> ExitCode:
-    exit_code = ExitCode.DRAINED
-
-    def show(finding: Finding) -> None:
-        nonlocal exit_code
-        if finding.grade is Grade.FAIL:
-            exit_code = ExitCode.FAILED
-        if arguments.json:
-            print(json.dumps(dataclasses.asdict(finding)), flush=True)
-        else:
-            print(f"{finding.grade:5} {finding.layer:13} {printable(finding.what)}", flush=True)
-            if finding.fix:
-                print(f"{'':20}-> {printable(finding.fix)}", flush=True)
-
-    patient, findings = _configured(arguments) if arguments.roles else (_unconfigured(arguments), [])
-    for finding in findings:
-        show(finding)
-    if patient is None:
-        return exit_code
-    for finding in machine(patient):
-        show(finding)
-    async for finding in way(patient):
-        show(finding)
-    return exit_code
-
-
-def _configured(arguments: argparse.Namespace) -> tuple[Patient | None, list[Finding]]:
-    """Return what the daemon would start with, and what its dry run finds. None: it is misconfigured."""
-    findings: list[Finding] = []
     try:
-        config, roles = resolve(arguments).config, in_order(arguments.roles)
+        checks = _configured(arguments) if arguments.roles else _unconfigured(arguments)
     except NotReadyError as error:
-        return None, [_fault(fault) for fault in error.faults]
-
-    def warn(text: str) -> None:
-        findings.append(Finding("configuration", Grade.WARN, text))
-
-    try:
-        check_everything(config, roles, now=time.time(), warn=warn)
-    except NotReadyError as error:
-        findings += map(_fault, error.faults)
+        findings = iter([Finding.of_fault("configuration", fault) for fault in error.faults])
     else:
-        findings.append(Finding("configuration", Grade.OK, "all that a start needs is there"))
+        findings = examine(checks, needs=EVERYTHING)
+    return ExitCode.FAILED if show(findings, as_json=arguments.json) else ExitCode.DRAINED
+
+
+def _configured(arguments: argparse.Namespace) -> list[Check]:
+    """Return the checks of a daemon with these flags. Raises NotReadyError: it is misconfigured."""
+    config, roles = resolve(arguments).config, in_order(arguments.roles)
     node = config.node
-    patient = _patient(node.state_dir, node.run_file, frozenset(roles), node.coordinator)
-    return patient, findings
+    return [
+        *start_checks(config, roles, now=time.time()),
+        *_surroundings(node.state_dir, node.run_file, roles, node.coordinator),
+    ]
 
 
-def _unconfigured(arguments: argparse.Namespace) -> Patient:
+def _unconfigured(arguments: argparse.Namespace) -> list[Check]:
+    """Return the checks of this machine and of the way to a coordinator."""
     given = {key: getattr(arguments, flag) for flag, key in (("--state-dir", "state"), ("--run-file", "run"))}
     state_dir = Path(given["state"] or ".")
     run_file = Path(given["run"] or state_dir / RUN_FILE)
@@ -104,27 +75,23 @@ def _unconfigured(arguments: argparse.Namespace) -> Patient:
                 rule=str(error),
                 fix="Correct it.",
             ) from error
-    return _patient(state_dir, run_file, frozenset(), coordinator)
+    return list(_surroundings(state_dir, run_file, (), coordinator))
 
 
-def _patient(state_dir: Path, run_file: Path, roles: frozenset[Role], coordinator: str | None) -> Patient:
+def _surroundings(
+    state_dir: Path, run_file: Path, roles: Sequence[Role], coordinator: str | None
+) -> Iterator[Check]:
+    yield from machine_checks(state_dir, roles)
     run, identity = None, None
-    try:
+    with contextlib.suppress(StartupError):  # a fault of the configuration, or not asked for
         run = RunDescription.load(run_file)
         identity = _identity(state_dir, roles)
-    except StartupError:
-        pass  # a fault of the configuration, or not asked for
-    return Patient(state_dir, roles, coordinator, run, identity)
+    yield from way_checks(coordinator, Caller(state_dir, run, identity))
 
 
-def _identity(state_dir: Path, roles: frozenset[Role]) -> Identity | None:
+def _identity(state_dir: Path, roles: Sequence[Role]) -> Identity | None:
     """Return a certificate to call with: of these roles, or of any that has one here."""
     for role in roles or Role:
         if role is not Role.COORDINATOR and (found := load_identity(state_dir / role / IDENTITY_DIRECTORY)):
             return found
     return None
-
-
-def _fault(fault: StartupError | ConfigError) -> Finding:
-    what = fault.what if isinstance(fault, StartupError) else f"{fault.key} = {fault.value!r}: {fault.rule}"
-    return Finding("configuration", Grade.FAIL, what, fault.fix)

@@ -8,15 +8,11 @@ on after any end, and starts the peer again later, when the token is long spent.
 
 import argparse
 import asyncio
-import contextlib
-import json
 import os
 import sys
 import time
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -24,10 +20,10 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
 from node import durable
+from node.commands.joined_files import Place, check_other_run, model_dir_of, settings_of
 from node.commands.status_command import fetch_status
 from node.commands.systemd_unit import CONFIG_DIRECTORY, STATE_DIRECTORY, check_installable, install_unit
 from node.commands.terminal import name, target
-from node.config.setting_sources import Setting, read_flags, value_of_text
 from node.device import AUTO, chosen_device
 from node.enrolment.enrolment_client import obtain_identity
 from node.enrolment.tokens import Token, how_to_get_a_token, write_token_file
@@ -35,8 +31,6 @@ from node.errors import COMMAND_LINE, ConfigError, Reason, RefusedError, Startup
 from node.extras import NeededPackage
 from node.identity.files import cannot_make, cannot_read, make_private_directory
 from node.identity.identity_store import IDENTITY_DIRECTORY, Identity
-from node.identity.run_description import FILE_NAME as RUN_FILE
-from node.identity.run_description import RunDescription
 from node.limits import TOKEN_BYTES
 from node.rpc.address import MEMBERS_PORT
 from node.rpc.channel import ConnectionLost
@@ -63,30 +57,6 @@ _PATIENCE_S: Final = 900.0
 """How long --systemd waits for the first group that is trained on: the model loads, a batch fills, a step."""
 
 _BEGINNING: Final = "eyJ"
-
-_RELAY_LISTEN: Final = "0.0.0.0:7710"
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a peer that joins keeps things."""
-
-    role: Role
-    state_dir: Path
-    """``node.state_dir``."""
-    config_dir: Path
-
-    @property
-    def role_dir(self) -> Path:
-        return self.state_dir / self.role
-
-    @property
-    def config_file(self) -> Path:
-        return self.config_dir / f"{self.role}.toml"
-
-    @property
-    def run_file(self) -> Path:
-        return self.config_dir / RUN_FILE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -138,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
         NeededPackage("join", "a sampler", "torch", extra="sampler", source="the token").check()
     if arguments.systemd:
         check_installable(token.role, device=chosen_device(AUTO))  # before the token is spent
-    _check_other_run(place.run_file, token.run)
+    check_other_run(place.run_file, token.run)
     try:
         identity = asyncio.run(_ready(arguments, text, token, place))
     except OSError as error:
@@ -166,18 +136,6 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_other_run(run_file: Path, run: RunDescription) -> None:
-    """Raise StartupError if peers of another run have their run description where this one's would be."""
-    if not run_file.exists():
-        return
-    other = RunDescription.load(run_file)
-    if (other.run_id, other.learner_public_key) != (run.run_id, run.learner_public_key):
-        raise StartupError(
-            f"{run_file} is read by peers of run {other.run_id!r}; the token is of {run.run_id!r}",
-            fix="Join from another machine; or name another --state-dir, without --systemd.",
-        )
-
-
 async def _ready(arguments: argparse.Namespace, text: str, token: Token, place: Place) -> Identity:
     """Obtain what is not there yet: certificate, run description, model, configuration file."""
     make_private_directory(place.role_dir)
@@ -199,14 +157,14 @@ async def _ready(arguments: argparse.Namespace, text: str, token: Token, place: 
     token_file.unlink(missing_ok=True)
     run.save(place.run_file)
     _say(f"{'let into' if is_new else 'known in'} run {run.run_id} as {token.role} {identity.node_id}")
-    hub, model_dir = _coordinator(arguments, token), _model_dir(arguments, place)
+    hub, model_dir = _coordinator(arguments, token), model_dir_of(arguments, place)
     if token.role is Role.SAMPLER and not model_dir.exists():
         if model_dir != place.role_dir / "model":
             raise _bad("--model-dir", str(model_dir), "there is no such directory")
         with _progress() as show:
             await download_model(Hub(hub), identity, model_dir, now=time.time(), progress=show)
         _say(f"the base model is in {model_dir}")
-    settings = _settings(token.role, place, hub=hub, model_dir=model_dir, given=arguments.assignments)
+    settings = settings_of(token.role, place, hub=hub, model_dir=model_dir, given=arguments.assignments)
     if not place.config_file.exists():
         durable.write(place.config_file, settings.encode(), mode=0o644)
         _say(f"wrote {place.config_file}; the device is {chosen_device(AUTO)}")
@@ -216,56 +174,6 @@ async def _ready(arguments: argparse.Namespace, text: str, token: Token, place: 
             if value:
                 raise _bad(flag, str(value), f"{place.config_file} is there and says otherwise")
     return identity
-
-
-def _model_dir(arguments: argparse.Namespace, place: Place) -> Path:
-    """Return where the base model is or goes: as a flag says, else the configuration of an earlier start."""
-    if arguments.model_dir is not None:
-        return Path(arguments.model_dir)
-    for setting in read_flags({}, arguments.assignments):
-        if isinstance(setting, Setting) and (setting.section, setting.key) == ("sampler", "model_dir"):
-            return Path(str(setting.value))
-    if place.config_file.exists():
-        with contextlib.suppress(tomllib.TOMLDecodeError):  # the daemon says what is wrong with it
-            written = tomllib.loads(place.config_file.read_text(encoding="utf-8"))
-            return Path(written.get("sampler", {}).get("model_dir", place.role_dir / "model"))
-    return place.role_dir / "model"
-
-
-def _settings(role: Role, place: Place, *, hub: str, model_dir: Path, given: list[str]) -> str:
-    """Return the configuration file. Raises ConfigError: a setting in ``given`` is not one."""
-    sections: dict[str, dict[str, object]] = {
-        "node": {
-            "state_dir": str(place.state_dir.absolute()),
-            "run_file": str(place.run_file.absolute()),
-            "coordinator": hub,
-        },
-        role.value: (
-            {"model_dir": str(model_dir.absolute()), "device": AUTO, "engine": AUTO}
-            if role is Role.SAMPLER
-            else {"listen": _RELAY_LISTEN}
-        ),
-    }
-    for setting in read_flags({}, given):
-        if not isinstance(setting, Setting):
-            raise setting
-        table = sections.setdefault(setting.section, {})
-        table[setting.key] = value_of_text(str(setting.value), has_type=False)
-    lines = [
-        "# Written by `heterorl-node join`, which does not change it again: it is yours. All keys:",
-        f"# heterorl-node config --role {role} --config {place.config_file}",
-    ]
-    for section, table in sections.items():
-        lines += ["", f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
-    return "\n".join(lines) + "\n"
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{json.dumps(key)} = {_toml(one)}" for key, one in value.items()) + " }"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
-    return json.dumps(value, default=str)
 
 
 def _token_text(given: str) -> tuple[str, str]:

@@ -39,6 +39,7 @@ the page of its telemetry port shows who waits for whom, too.
 """
 
 STEPS: Final = "steps.jsonl"
+_SLOTS: Final = "SELECT state, count(*) FROM slots WHERE kind = 'train' GROUP BY state"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,13 +64,15 @@ def run(arguments: argparse.Namespace) -> int:
         StartupError: there are no records, one cannot be read, or the file cannot be written.
     """
     learner, ledger = _records(arguments)
-    view, run_id = RunView(), ""
+    view = RunView() if ledger is None else _ledger_view(ledger)
     if learner is not None:
-        view = _with_learner(view, learner, has_samples=not arguments.no_samples)
-    if ledger is not None:
-        view, run_id = _with_ledger(view, ledger)
-    note = f"written {moment(time.time())}"
-    page = rendered(f"Run {run_id}" if run_id else "A run", note, run_sections(view))
+        has_samples = not arguments.no_samples
+        samples = SamplesFile(learner / SAMPLES).newest(SHOWN_GROUPS)[::-1] if has_samples else None
+        settings = {**view.settings, **_settings(learner)}
+        steps = StepCurves.of_log(log_lines(learner / STEPS))
+        view = replace(view, steps=steps, samples=samples, settings=settings)
+    title = f"Run {view.run_id}" if view.run_id else "A run"
+    page = rendered(title, f"written {moment(time.time())}", run_sections(view))
     try:
         durable.write(arguments.out, page)
     except OSError as error:
@@ -107,45 +110,28 @@ def _records(arguments: argparse.Namespace) -> tuple[Path | None, Path | None]:
     return found_learner, found_ledger
 
 
-def _with_learner(view: RunView, directory: Path, *, has_samples: bool) -> RunView:
-    samples = SamplesFile(directory / SAMPLES).newest(SHOWN_GROUPS)[::-1] if has_samples else None
-    return replace(
-        view,
-        steps=StepCurves.of_log(log_lines(directory / STEPS)),
-        samples=samples,
-        settings={**view.settings, **_settings(directory)},
-    )
-
-
-def _with_ledger(view: RunView, path: Path) -> tuple[RunView, str]:
-    """Return the view with what the ledger has, and the run's id."""
+def _ledger_view(path: Path) -> RunView:
     evaluations = read_evaluations(path)
     best = best_of(evaluations, evaluations[-1].best_by if evaluations else REWARD)
     verdicts: dict[str, dict[str, int]] = {}
     try:
         with reading(path) as connection:
             connection.execute("BEGIN")  # a snapshot: a coordinator may go on writing
-            run_id = owner_of(connection.execute)
             for tally in facts_in(connection, Tally):
                 verdicts[tally.sampler_id] = {verdict.value: n for verdict, n in tally.verdicts.items()}
-            slots = dict(
-                connection.execute("SELECT state, count(*) FROM slots WHERE kind = 'train' GROUP BY state")
+            return RunView(
+                run_id=owner_of(connection.execute),
+                evaluations=evaluations,
+                remarks={} if best is None else {best.version: "best"},
+                announced_at_s=dict(connection.execute("SELECT number, at_s FROM versions ORDER BY number")),
+                verdicts=verdicts,
+                slots=dict(connection.execute(_SLOTS)),
+                settings=_settings(path.parent),
             )
-            announced = dict(connection.execute("SELECT number, at_s FROM versions ORDER BY number"))
     except (sqlite3.Error, ValueError) as error:
         raise StartupError(
             f"the ledger {path} cannot be read: {error}", fix="`heterorl-node ledger check` says more."
         ) from error
-    with_ledger = replace(
-        view,
-        evaluations=evaluations,
-        remarks={} if best is None else {best.version: "best"},
-        announced_at_s=announced,
-        verdicts=verdicts,
-        slots=slots,
-        settings={**view.settings, **_settings(path.parent)},
-    )
-    return with_ledger, run_id
 
 
 def _settings(state: Path) -> dict[str, object]:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
@@ -13,9 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationInfo, fi
 
 from node import limits
 from node.built_in_tasks import BUILT_IN
+from node.checks.check import Check, Finding, Grade, Needs, Surroundings
+from node.checks.installed import model_check, packages_check
 from node.config.settings import Address, BucketUrl, bucket_packages
 from node.coordinator.data.data_config import DataConfig
-from node.coordinator.data_check import DataFindings, DataUse, check_data
+from node.coordinator.data_check import DataUse, data_check
 from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.evaluation_settings import NO_EVALUATION, EvaluationSettings
@@ -253,34 +255,26 @@ class CoordinatorConfig(BaseModel):
             )
         return self
 
-    @property
-    def data_paths(self) -> dict[str, Path]:
-        """Key -> file or directory that is to be there."""
-        return {} if self.data is None else self.data.paths
+    def checks(self, around: Surroundings) -> Iterator[Check]:
+        """Yield the checks of packages, model and data."""
+        packages = packages_check(self.needed_packages)
+        yield packages
+        if self.model_dir is not None:
+            yield model_check(self.model_dir, key="coordinator.model_dir")
+        if self.data is not None:
+            use = DataUse(
+                self.built_in_options,
+                self.columns,
+                self.max_new_tokens,
+                ledger=None if self.ledger is not None else around.state_dir / FILE_NAME,
+                model_dir=around.model_dir,
+            )
+            yield data_check(self.data, use, told=around.told, after=packages)
+        else:
+            yield Check("prompts", Needs.CONFIGURATION, self._count_prompts)
 
-    def check_data(
-        self, model_dir: Path | None, *, state_dir: Path, told: Callable[[str], None]
-    ) -> DataFindings | None:
-        """Read the data as a start does, and check every row; None: the task has its own prompts.
-
-        Args:
-            model_dir: Whose tokenizer counts; None: there is none at hand.
-            state_dir: Of the coordinator, which has the ledger.
-            told: Called now and then with how far it is.
-        Raises:
-            ConfigError, StartupError: see ``data_check``.
-        """
-        if self.data is None:
-            self.own_prompts()
-            return None
-        use = DataUse(
-            self.built_in_options,
-            self.columns,
-            self.max_new_tokens,
-            ledger=None if self.ledger is not None else state_dir / FILE_NAME,
-            model_dir=model_dir,
-        )
-        return check_data(self.data, use, told=told)
+    def _count_prompts(self) -> Iterator[Finding]:
+        yield Finding("prompts", Grade.OK, f"the task has {self.own_prompts()}")
 
     @property
     def built_in_options(self) -> TaskOptions | None:

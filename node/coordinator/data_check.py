@@ -8,12 +8,14 @@ import importlib.util
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from node import limits
+from node.checks.check import Check, Finding, Grade, Needs
 from node.coordinator.data.data_config import DataConfig
 from node.coordinator.data.row_sources import open_rows, scratch_directory
 from node.coordinator.data.rows import RowCheck, Rows
@@ -26,15 +28,6 @@ from node.task_options import QuestionOptions, TaskOptions
 
 COUNTING_S: Final = 60.0
 """Longest time to count the tokens of prompts, some hundred thousand of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class DataFindings:
-    """Findings about data that a run can use."""
-
-    said: str
-    """The checks that were made, for people."""
-    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +44,19 @@ class DataUse:
     """The model whose tokenizer counts; None: there is none at hand."""
 
 
-def check_data(data: DataConfig, use: DataUse, *, told: Callable[[str], None]) -> DataFindings:
-    """Check data as far as that can be done without samplers; blocking.
+def data_check(data: DataConfig, use: DataUse, *, told: Callable[[str], None], after: Check) -> Check:
+    """Return the check of the data, as far as it can be made without samplers.
 
     Args:
         told: Called now and then with how far it is, where there are many rows.
+        after: The check of the packages that read them.
+    """
+    return Check("data", Needs.DATA, partial(_data, data, use, told=told), after=(after,))
+
+
+def _data(data: DataConfig, use: DataUse, *, told: Callable[[str], None]) -> Iterator[Finding]:
+    """Read the data as a start does, and check every row; blocking.
+
     Raises:
         ConfigError: rows cannot be used, or they are not those that the run began with.
         StartupError: they cannot be read.
@@ -77,7 +78,9 @@ def check_data(data: DataConfig, use: DataUse, *, told: Callable[[str], None]) -
                 fix="Correct or remove these rows, or change coordinator.task_options. A run that has begun "
                 "leaves them out.",
             )
-        return DataFindings(_said(data, use, rows, has_begun=bool(next_slot)), tuple(_warnings(rows, use)))
+        for warning in _warnings(rows, use):
+            yield Finding("data", Grade.WARN, warning)
+        yield Finding("data", Grade.OK, _said(data, use, rows, has_begun=bool(next_slot)))
     finally:
         rows.close()
 
@@ -115,7 +118,10 @@ def _said(data: DataConfig, use: DataUse, rows: Rows, *, has_begun: bool) -> str
 def _warnings(rows: Rows, use: DataUse) -> list[str]:
     if use.model_dir is None or not isinstance(use.options, QuestionOptions):
         return []
-    described = json.loads((use.model_dir / "config.json").read_bytes())
+    try:
+        described = json.loads((use.model_dir / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return []  # the check of the model says so
     context = described.get("text_config", described).get("max_position_embeddings", limits.PROMPT_TOKENS)
     most = min(int(context) - use.max_new_tokens, use.options.max_prompt_tokens or limits.PROMPT_TOKENS)
     warning = _overlong(rows, use.options, tokenizer_file=use.model_dir / "tokenizer.json", most=most)
@@ -127,7 +133,7 @@ def _overlong(rows: Rows, options: QuestionOptions, *, tokenizer_file: Path, mos
 
     What a chat template adds is not counted; without the package ``tokenizers`` nothing is.
     """
-    if importlib.util.find_spec("tokenizers") is None:
+    if importlib.util.find_spec("tokenizers") is None or not tokenizer_file.is_file():
         return ""
     from tokenizers import Tokenizer  # samplers and learners have it
 

@@ -28,6 +28,7 @@ table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
 th, td {{ text-align: left; padding: .1em 1em .1em 0; overflow-wrap: anywhere; }}
 pre {{ white-space: pre-wrap; overflow-wrap: anywhere; margin: 0 0 .5em; padding: .5em; }}
 pre {{ border-left: 3px solid #8888; }}
+p.prompt {{ font-weight: bold; margin-top: 1.5em; }}
 pre.prompt {{ border: 0; background: #8882; }}
 pre.above {{ border-color: #2a2; }}
 pre.below {{ border-color: #c33; }}
@@ -70,7 +71,8 @@ def _block(block: Block) -> str:
             return _figure(block)
         case Quotation():
             # A browser drops the line feed after <pre>, and no other.
-            return f'<pre class="{block.tone}">\n{as_html(block.text)}</pre>\n'
+            quoted = f'<pre class="{block.tone}">\n{as_html(block.text)}</pre>\n'
+            return f'<p class="{block.tone}">{as_html(block.about)}</p>\n{quoted}'
 
 
 def _row(cells: Iterable[object], tag: str) -> str:

@@ -7,7 +7,6 @@ Nothing is worked out until somebody looks, and then once in REFRESH_S however m
 
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Final
 
 from node.clock import Clock, moment
@@ -17,30 +16,28 @@ from node.page.section import Section
 REFRESH_S: Final = 5
 
 
-@dataclass(frozen=True, slots=True)
-class LivePart:
-    """The sections of one role of the process."""
-
-    run_id: str
-    sections: Callable[[], Iterable[Section]]
-    """Called in any thread but the event loop's; may raise TimeoutError."""
-    is_moving: bool
-    """Whether a browser asks again every REFRESH_S; else a reader is left in peace."""
-
-
 class LivePage:
     """The page of one process, to which its roles add their parts as they start."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._parts: list[LivePart] = []
+        self._run_id = ""
+        self._parts: list[Callable[[], Iterable[Section]]] = []
+        self._is_moving = False
         self._lock = threading.Lock()
         self._shown = b""
         self._fresh_until_s = float("-inf")
 
     def add(self, run_id: str, sections: Callable[[], Iterable[Section]], *, is_moving: bool = False) -> None:
-        """Show a role's sections below those that are there; see ``LivePart``."""
-        self._parts.append(LivePart(run_id, sections, is_moving))
+        """Show a role's sections below those that are there.
+
+        Args:
+            sections: called in any thread but the event loop's; may raise TimeoutError.
+            is_moving: let browsers ask again every REFRESH_S; else a reader is left in peace.
+        """
+        self._run_id = run_id
+        self._parts.append(sections)
+        self._is_moving |= is_moving
 
     def render(self) -> bytes | None:
         """Return the page, REFRESH_S old unless a part fails; None: no role shows anything. Any thread.
@@ -61,8 +58,7 @@ class LivePage:
         return self._shown
 
     def _rendered(self) -> bytes:
-        sections = [section for part in self._parts for section in part.sections()]
-        is_moving = any(part.is_moving for part in self._parts)
-        anew = f"; anew every {REFRESH_S} s" if is_moving else ""
+        sections = [section for part in self._parts for section in part()]
+        anew = f"; anew every {REFRESH_S} s" if self._is_moving else ""
         note = f"{moment(self._clock.now())}, by this machine's clock{anew}"
-        return rendered(self._parts[0].run_id, note, sections, refresh_s=REFRESH_S if is_moving else None)
+        return rendered(self._run_id, note, sections, refresh_s=REFRESH_S if self._is_moving else None)

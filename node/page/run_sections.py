@@ -27,6 +27,26 @@ SHOWN_GROUPS: Final = 20
 
 _NONE_YET: Final = "None yet."
 
+_SCORES: Final = "held_out_reward"
+
+_FIGURES: Final[Mapping[str, Mapping[str, str]]] = {
+    "reward": {
+        "reward_mean": "batch", "running_reward": f"mean of {_MEAN_OF}", _SCORES: "held-out prompts",
+    },
+    "KL(behaviour || learner), nats per token": {"kl_nats": ""},
+    "staleness, versions": {
+        "staleness_mean_versions": "mean of the batch", "staleness_max_versions": "oldest group",
+    },
+    "effective sample size, share of the batch": {"ess_ratio": ""},
+    "time, seconds": {
+        "step_s": "the step itself",
+        "groups_wait_s": "wait for groups before it",
+        "announcement_lag_s": "from the step to its announcement",
+    },
+    "learning rate": {"learning_rate": ""},
+}  # fmt: skip
+"""Title with unit -> number of a step -> its label."""
+
 _TOLD_SETTINGS: Final = (
     "learner.model_dir",
     "learner.objective",
@@ -46,6 +66,7 @@ _TOLD_SETTINGS: Final = (
 class RunView:
     """Facts known of a run; one that is None or empty is not known and has no section."""
 
+    run_id: str = ""
     status: RunStatus | None = None
     steps: StepCurves | None = None
     evaluations: Sequence[Evaluation] | None = None
@@ -67,7 +88,7 @@ class RunView:
         found = _worth_a_look(status.evaluation)
         evaluations = {one.version: one for one in found.values()}
         remarks = {version: _remark(found, version) for version in evaluations}
-        return cls(status=status, steps=steps, evaluations=tuple(evaluations.values()), remarks=remarks)
+        return cls(status.run_id, status, steps, tuple(evaluations.values()), remarks)
 
 
 def run_sections(view: RunView) -> Iterator[Section]:
@@ -132,50 +153,29 @@ def _first_and_last(points: Points) -> str:
 
 
 def _curves(view: RunView, steps: StepCurves) -> Iterator[Curve]:
-    """Yield the curves that have points."""
-    rewards = steps.curves.get("reward_mean", [])
-    rewards_held_out = ((one.version, one.reward_mean) for one in view.evaluations or ())
-    scores = [(float(version), reward) for version, reward in rewards_held_out if reward is not None]
-    lag = [
-        (float(version), at_s - steps.made_at_s[version])
-        for version, at_s in view.announced_at_s.items()
-        if version in steps.made_at_s
+    """Yield the figures that have points."""
+    made_at_s, rewards = steps.made_at_s, steps.curves.get("reward_mean", [])
+    points: dict[str, Points] = {
+        **steps.curves,
+        "running_reward": running_mean(rewards, of=_MEAN_OF),
+        _SCORES: [
+            (one.version, one.reward_mean) for one in view.evaluations or () if one.reward_mean is not None
+        ],
+        "announcement_lag_s": [
+            (version, at_s - made_at_s[version])
+            for version, at_s in view.announced_at_s.items()
+            if version in made_at_s
+        ],
+    }
+    figures = [
+        (title, tuple(Series(label, points.get(name, []), name == _SCORES) for name, label in drawn.items()))
+        for title, drawn in _FIGURES.items()
     ]
-
-    def of(name: str, label: str) -> Series:
-        return Series(label, steps.curves.get(name, []))
-
-    drawn: list[tuple[str, tuple[Series, ...]]] = [
-        (
-            "reward",
-            (
-                Series("batch", rewards),
-                Series(f"mean of {_MEAN_OF}", running_mean(rewards, of=_MEAN_OF)),
-                Series("held-out prompts", scores, is_dotted=True),
-            ),
-        ),
-        ("KL(behaviour || learner), nats per token", (of("kl_nats", ""),)),
-        (
-            "staleness, versions",
-            (
-                of("staleness_mean_versions", "mean of the batch"),
-                of("staleness_max_versions", "oldest group"),
-            ),
-        ),
-        ("effective sample size, share of the batch", (of("ess_ratio", ""),)),
-        (
-            "time, seconds",
-            (
-                of("step_s", "the step itself"),
-                of("groups_wait_s", "wait for groups before it"),
-                Series("from the step to its announcement", lag),
-            ),
-        ),
-        ("learning rate", (of("learning_rate", ""),)),
+    figures += [
+        (f"{name}, by the grader", (Series("", running_mean(measured, of=_MEAN_OF)),))
+        for name, measured in sorted(steps.grader_metrics.items())
     ]
-    for name, points in sorted(steps.grader_metrics.items()):
-        drawn.append((f"{name}, by the grader", (Series("", running_mean(points, of=_MEAN_OF)),)))
-    for title, series in drawn:
+    for title, series in figures:
         if any(one.points for one in series):
             yield Curve(title, series, steps.events)
 
@@ -254,11 +254,9 @@ def _groups(view: RunView) -> Iterator[Section]:
 
 
 def _sample(group: GroupSample) -> Iterator[Block]:
-    yield group.heading
-    yield Quotation(group.prompt, Tone.PROMPT)
+    yield Quotation(group.heading, group.prompt, Tone.PROMPT)
     for completion in group.completions:
-        yield completion.heading
-        yield Quotation(completion.text, _tone(completion))
+        yield Quotation(completion.heading, completion.text, _tone(completion))
 
 
 def _tone(completion: CompletionSample) -> Tone:

@@ -61,6 +61,8 @@ class Tone(enum.StrEnum):
 class Quotation:
     """A text as a model or a data set has it, line by line."""
 
+    about: str
+    """A line above it."""
     text: str
     tone: Tone
 

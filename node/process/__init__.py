@@ -1,1 +1,1 @@
-"""The life of a process: preflight checks, bootstrap, services, stop order, telemetry over HTTP, systemd."""
+"""The life of a process: bootstrap, services, stop order, telemetry over HTTP, systemd."""

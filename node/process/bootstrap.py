@@ -11,6 +11,7 @@ from pathlib import Path
 import uvloop
 
 from node import descriptors
+from node.checks.start_checks import open_files
 from node.clock import SystemClock
 from node.config.settings import NodeConfig, NodeSection, Resolved
 from node.enrolment.enrolment_client import kept_name, obtain_identity
@@ -26,7 +27,6 @@ from node.process.abandoned_threads import exit_without_them
 from node.process.daemon import Phase, StartStage, run_daemon
 from node.process.last_start import note_settings
 from node.process.memory import collect_seldom, keep_freed_memory
-from node.process.preflight import too_few_descriptors
 from node.process.process_end import PROCESS_END
 from node.process.role_context import RoleContext, load_build
 from node.process.service import Service
@@ -53,9 +53,8 @@ def run(resolved: Resolved, *, roles: Sequence[Role]) -> ExitCode:
     if not computes_tensors:
         collect_seldom()
     logger.info("open files", extra={"limit": descriptors.raise_limit()})
-    scarcity = too_few_descriptors(config, roles)
-    if scarcity is not None:
-        logger.warning("few open files", extra={"detail": scarcity})
+    for scarcity in open_files(config, roles):
+        logger.warning("few open files", extra={"detail": f"{scarcity.what}. {scarcity.fix}"})
     logger.info("weight codec", extra={"implementation": implementation().name})
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         exit_code = runner.run(_serve(config, roles=roles))

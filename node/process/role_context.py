@@ -6,7 +6,7 @@ therefore imports neither, nor anything that does.
 """
 
 import pkgutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -35,6 +35,14 @@ ROLE_MODULES: Final = {
     "verifier": "sampler.verifier_role",
 }
 """Role -> module, in the order in which roles of one process start: hubs before the peers that dial them."""
+
+
+def in_order(names: Iterable[str]) -> "tuple[Role, ...]":
+    """Return each role once, in the order in which they start."""
+    from node.run import Role
+
+    wanted = set(names)
+    return tuple(Role(name) for name in ROLE_MODULES if name in wanted)
 
 
 @dataclass(frozen=True, slots=True)

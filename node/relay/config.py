@@ -1,7 +1,11 @@
 """Settings of a relay."""
 
+from collections.abc import Iterator
+
 from pydantic import BaseModel, ConfigDict, Field
 
+from node.checks.check import Check, Surroundings
+from node.checks.installed import packages_check
 from node.config.settings import Address, BucketUrl, Target, bucket_packages
 from node.extras import NeededPackage
 
@@ -23,6 +27,10 @@ class RelayConfig(BaseModel):
     """Object store in which the relay puts the weights it serves: ``s3://NAME/PREFIX``, ``gs://`` or
     ``az://``. Peers read them there by signed addresses, so that its own link carries each once. Credentials
     come from the provider's environment variables or the machine's role. Unset: it serves them itself."""
+
+    def checks(self, _: Surroundings) -> Iterator[Check]:
+        """Yield the check of packages."""
+        yield packages_check(self.needed_packages)
 
     @property
     def needed_packages(self) -> tuple[NeededPackage, ...]:

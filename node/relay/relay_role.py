@@ -93,9 +93,11 @@ def _sources(
     dial_upstream = partial(dial_source, caller=caller, connections=BULK_CONNECTIONS, now=context.clock.now())
     coordinator = dial_upstream(hub, control=control)
     relays = [dial_upstream(address, server=Role.RELAY) for address in config.upstream]
+    # A relay whose way to the coordinator is another relay has weights from that one alone.
+    is_reached_by_relays = set(hub.addresses) <= set(config.upstream)
     return Sources(
         relays or [coordinator],
-        last_resort=coordinator if relays else None,
+        last_resort=coordinator if relays and not is_reached_by_relays else None,
         clock=context.clock,
         random=random.random,
         metrics=context.transfer_metrics,

@@ -28,7 +28,7 @@ class Wait(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ClockFinding:
     """Conclusion from a failed call about the clocks."""
 
     what: str
@@ -44,7 +44,7 @@ class Finding:
 
 def compare_clocks(
     error: RefusedError | ConnectionLost, identity: Identity | None, *, now: float
-) -> Finding | None:
+) -> ClockFinding | None:
     """Return what a failed call of ``identity`` (None: TLS is off) says about the clocks; None: nothing."""
     if identity is None:
         return None
@@ -55,7 +55,7 @@ def compare_clocks(
         if error.hub_now_s is not None:
             clocks = f"the coordinator's clock says {moment(error.hub_now_s)}, {clocks}"
     elif error.tls is TlsFailure.HUB_DATES:
-        return Finding(
+        return ClockFinding(
             f"{clocks}, and the coordinator's certificate is not valid by it",
             "Set this machine's clock, if it is wrong; else renew the hub's certificate.",
             Wait.OWN_CLOCK,
@@ -65,10 +65,11 @@ def compare_clocks(
     dates = f"from {moment(identity.not_before_s)} to {moment(identity.not_after_s)}"
     if now >= identity.not_after_s:
         expired = f"the certificate of {identity.node_id} expired at {moment(identity.not_after_s)}: {clocks}"
-        return Finding(expired, ENROL_AGAIN.format(role=identity.role), has_expired=True)
+        return ClockFinding(expired, ENROL_AGAIN.format(role=identity.role), has_expired=True)
     known = f"{clocks}, and the certificate of {identity.node_id} is valid {dates}"
     if now < identity.not_before_s:
-        return Finding(known, _SET_THE_CLOCK, Wait.OWN_CLOCK)
+        return ClockFinding(known, _SET_THE_CLOCK, Wait.OWN_CLOCK)
     if isinstance(error, RefusedError):
-        return Finding(known, _SET_THE_CLOCK, Wait.HUB_CLOCK)
-    return Finding(f"{error}: {known}", "If this stays so, the coordinator's clock is outside these dates.")
+        return ClockFinding(known, _SET_THE_CLOCK, Wait.HUB_CLOCK)
+    fix = "If this stays so, the coordinator's clock is outside these dates."
+    return ClockFinding(f"{error}: {known}", fix)

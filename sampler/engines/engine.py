@@ -85,6 +85,14 @@ class Tokenizer(Protocol):
         """Return the text of a prompt, all special tokens included."""
 
 
+class Decoder(Tokenizer, Protocol):
+    """The tokenizer of a kind of models, which also says which tokens end a completion."""
+
+    @property
+    def end_ids(self) -> frozenset[int] | None:
+        """The tokens that end a completion; None: it ends without one."""
+
+
 def check_fits(
     request: GenerationRequest, context_tokens: int | None, *, what: str = "the model", or_raise: str = ""
 ) -> None:

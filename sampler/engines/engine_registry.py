@@ -1,8 +1,9 @@
 """Engines by name, imported only when chosen: a wrong name is refused before torch loads.
 
 To add an engine, write a class or function ``(EngineSettings) -> Engine`` and name it in ``ENGINES``;
-its options, if it has any, go into ``engine_options``. An engine that can only change its weights in place
-refuses ``settings.apply == "spare"`` with a StartupError.
+its options, if it has any, go into ``engine_options``. The engine of a kind of policies is known by the name
+of its kind. An engine that can only change its weights in place refuses ``settings.apply == "spare"`` with a
+StartupError.
 """
 
 import importlib
@@ -13,23 +14,19 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from node.errors import ConfigError, StartupError
-from node.policy_kind import PolicyKind, kind_of
+from node.kinds.registry import kind_of, other_kinds
 from sampler.engines.engine import Engine, EngineSettings
 
-RANKING: Final = "ranking"
-NOISE_MASK: Final = "noise_mask"
+OF_KIND: Final = {kind.name: kind.engine for kind in other_kinds() if kind.engine is not None}
+"""Kind of policies -> the engine that it has to itself, of the same name; the others write text."""
 
 ENGINES: Final[Mapping[str, str]] = {
     "torch": "sampler.engines.torch_engine:load",
     "vllm": "sampler.engines.vllm.vllm_engine:VllmEngine",
     "remote": "sampler.engines.remote.remote_engine:RemoteEngine",
-    RANKING: "sampler.engines.ranking_engine:RankingEngine",
-    NOISE_MASK: "sampler.engines.noise_mask_engine:NoiseMaskEngine",
+    **OF_KIND,
 }
 """Name -> ``package.module:function``."""
-
-OF_KIND: Final = {PolicyKind.RANKING: RANKING, PolicyKind.NOISE_MASK: NOISE_MASK}
-"""The engine of each kind of policy that has one to itself; the others write text."""
 
 AUTO: Final = "auto"
 """The engine is chosen by what is installed."""
@@ -98,10 +95,10 @@ def load_engine(name: str, settings: EngineSettings) -> Engine:
 
 def _for_kind(name: str, settings: EngineSettings) -> str:
     """Return the engine for the model's kind of policy; StartupError if ``name`` is one for another."""
-    kind = kind_of(settings.model_dir)
-    own = OF_KIND.get(kind)
+    kind = kind_of(settings.model_dir).name
+    own = kind if kind in OF_KIND else None
     name = own if name == AUTO and own else chosen_engine(name, device=settings.device)
-    if name != own and (own or name in OF_KIND.values()):
+    if name != own and (own or name in OF_KIND):
         raise StartupError(
             f"the model in {settings.model_dir} is a policy of the kind {kind}, and the engine {name} is for "
             "another",

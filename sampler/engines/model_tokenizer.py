@@ -1,6 +1,7 @@
 """The tokenizer of a model directory, for every engine alike: prompts and replies to token ids, and back."""
 
 import logging
+import pkgutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,23 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
 from node.errors import Reason, RefusedError
+from node.kinds.registry import kind_of
 from node.text_rules import TextRules
 from node.tokenizer import chat_template_file, tokenizer_digest
 from sampler.engines.chat_template import ChatTemplate
+from sampler.engines.engine import Decoder
 from sampler.engines.template_process import TemplateProcess
 
 logger = logging.getLogger(__name__)
+
+
+def tokenizer_of(model_dir: Path) -> Decoder:
+    """Return the tokenizer of a model of any kind; OSError or ValueError if it cannot be loaded."""
+    tokenizer, own = ModelTokenizer(model_dir), kind_of(model_dir).tokenizer
+    if own is None:
+        return tokenizer
+    made: Decoder = pkgutil.resolve_name(own)(tokenizer, model_dir)
+    return made
 
 
 class ModelTokenizer:

@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from node.run import RunSettings
 from node.telemetry.metrics import NodeMetrics
 from node.waits import run_until
 from sampler.config import VerifierConfig
-from sampler.engines.engine import Tokenizer
+from sampler.engines.engine import Decoder
 from sampler.metrics import VerifierMetrics
 from sampler.rollouts.regrading import compared, completion_texts, misstated_finish, with_tokens
 from sampler.rollouts.run_task import RunTask
@@ -34,14 +34,6 @@ logger = logging.getLogger(__name__)
 
 PROMPTS: Final = 1024
 """Prompts whose tokens a verifier remembers."""
-
-
-class Decoder(Tokenizer, Protocol):
-    """The run's tokenizer, as far as a verifier needs it."""
-
-    @property
-    def end_ids(self) -> frozenset[int] | None:
-        """The tokens that end a completion; None: it ends without one."""
 
 
 class Verification:

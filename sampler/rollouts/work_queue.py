@@ -57,8 +57,8 @@ class WorkQueue:
     """Jobs in order of their leases.
 
     At most ``concurrency_groups`` generate and ``unsubmitted_groups`` more wait behind them. When a place in
-    the engine becomes free, its next prompt should be ready. While a group takes ``group_s``,
-    ``concurrency * prompt_s / group_s`` places become free in the time one prompt takes (Little's law): that
+    the engine becomes free, its next prompt should be ready. While a group takes g seconds,
+    concurrency * p / g places become free in the p seconds that one prompt takes (Little's law): that
     many wait before them, and none where prompts are instant: nobody else can have a lease that waits here.
     """
 

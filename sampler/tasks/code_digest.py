@@ -3,7 +3,7 @@
 It has, in the order of their names, the source of each module that the task's import loaded and that
 
     belongs to the same package as the task, its grader or its environment; for what is built in,
-    to ``sampler.tasks``, ``sampler.graders``, ``node.grading`` and ``node.questions``
+    to ``sampler.tasks``, ``sampler.graders``, ``node.grading``, ``node.kinds`` and ``node.questions``
     or lies beside such a module, where that is not the place of installed packages: helpers of one's own
 
 and the version of the package that a built-in task needs. Where the modules lie does not count. What is
@@ -26,7 +26,9 @@ _INSTALLED: Final = frozenset(
     Path(sysconfig.get_paths()[name]).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 
-_BUILT_IN_CODE: Final = frozenset({"sampler.tasks", "sampler.graders", "node.grading", "node.questions"})
+_BUILT_IN_CODE: Final = frozenset(
+    {"sampler.tasks", "sampler.graders", "node.grading", "node.kinds", "node.questions"}
+)
 """Packages whose code makes the prompts of built-in tasks, and grades."""
 
 _OURS: Final = frozenset({"__main__", "node", "sampler", "learner", "heterorl"})

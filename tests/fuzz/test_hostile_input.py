@@ -15,7 +15,7 @@ def every(tmp_path_factory: pytest.TempPathFactory) -> list[Door]:
 def test_what_is_good_is_taken_so_that_damage_is_what_is_refused(every: list[Door]) -> None:
     ends = {door.name: {fate(door, data) for data in door.good} for door in every}
     assert ends["manifest"] == {"accepted"}
-    assert ends["payload"] == ends["group-proof"] == ends["group"] == ends["token"] == {"read"}
+    assert ends["payload"] == ends["client-hello"] == ends["group"] == ends["token"] == {"read"}
     assert {name for name, found in ends.items() if found == {"refused"}} == set()
 
 

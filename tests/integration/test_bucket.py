@@ -31,10 +31,11 @@ from support.policy_hub import (
     make_sources,
     policy_hub,
 )
+from support.refusals import refused
 from support.relay import running_relay
 from support.uploading import uploading
 from support.waiting import eventually, until
-from support.weights import Learner, put_version, refused
+from support.weights import Learner, put_version
 
 DELTA, KEYFRAME = ArtifactKey(1, 0), ArtifactKey(1)
 LARGE = Layout.of([TensorSpec("a", (1_500_000,)), TensorSpec("b", (10,))])

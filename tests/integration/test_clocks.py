@@ -33,6 +33,7 @@ from node.weights.transfer.sources import watch_versions
 from support.clock import ManualClock
 from support.hub import LAYOUT, TOKENIZER, running_hub
 from support.identity import MadeRun
+from support.refusals import refused
 from support.relay import running_relay
 from support.rpc import every_service, invoke, recheck_often, serving
 from support.waiting import until
@@ -127,9 +128,8 @@ async def test_a_certificate_that_has_expired_by_both_clocks_ends_the_peer_and_s
     async with running_hub(made) as hub, membership(made.sampler, hub.address, clock) as client:
         clock.advance(2 * LEAF_LIFETIME_S)
         hub.clock.advance(2 * LEAF_LIFETIME_S)
-        with pytest.raises(RefusedError, match=r"expired at 20.*heterorl-node token DIR --role") as ended:
+        with refused(Reason.EXPIRED, "heterorl-node token DIR --role"):
             await asyncio.wait_for(client.running, 20)
-        assert ended.value.reason is Reason.EXPIRED
 
 
 async def test_a_hub_that_closes_the_handshake_on_a_good_certificate_is_waited_for_with_both_dates_said(
@@ -157,8 +157,9 @@ async def test_a_hub_that_closes_the_handshake_on_an_expired_certificate_ends_th
         membership(made.expired, hub.address, clock) as client,
     ):
         clock.advance(LEAF_LIFETIME_S * 2)
-        with pytest.raises(RefusedError, match="heterorl-node token DIR --role sampler"):
+        with pytest.raises(RefusedError) as ended:
             await asyncio.wait_for(client.running, 20)
+        assert "heterorl-node token DIR --role sampler" in str(ended.value)
 
 
 @pytest.mark.parametrize("made_at_s", [2 * DAY_S, -11 * 365 * DAY_S], ids=["not yet", "not any more"])

@@ -2,6 +2,8 @@
 
 import json
 import os
+import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from bench.forked_context import forked_context
 from learner.journal.progress import NewsEntry, Progress, Rollback, StepEntry
-from learner.journal.step_journal import StepJournal, read_journal
-from learner.objective.entropy_switch import EntropySwitch
+from learner.journal.step_journal import StepJournal, groups_of, read_journal
 from learner.publishing.signer import raise_epoch
-from learner.step_log import PART_BYTES, RollbackLine, StepLog, TrainedGroup
+from learner.step_log import PART_BYTES, RollbackLine, StepLog
 from learner.training.master_words import MasterWords
 from learner.training.model import load_policy
 from node.coordinator.ledger.ledger_file import Ledger
@@ -37,6 +39,7 @@ from sampler.versions.version_files import keep_base
 from support.checkpoints import copy_of, open_checkpoints, origin_of, restore
 from support.clock import ManualClock
 from support.crashes import Acknowledged, Stop, every_stop
+from support.journal_life import continued, entry_of, write_on
 from support.model_words import live_words, words_of
 from support.step_lines import make_step_line
 from support.tiny_model import make_tiny_model
@@ -194,13 +197,14 @@ def test_a_learner_has_every_step_it_told_of_from_checkpoint_and_journal_and_goe
         policy.tensors[name].data.fill_(0)
         progress, place = restore(open_checkpoints(directory / "checkpoints", policy), policy, optimizer)
         assert bool((policy.tensors[name] == progress.version).all())
-        plan = read_journal(directory / "journal", progress, place, origin=origin, published=None)
+        plan = read_journal(directory, progress, place, origin=origin, published=None)
         for record in plan.records:
             progress = progress.after(record.entry, window=1)
         policy.tensors[name].data.fill_(progress.version)
-        journal = StepJournal(
-            directory / "journal", origin=origin, learner_epoch=1, place=plan.end, since=place
-        )
+        for record in plan.records:
+            if isinstance(record.entry, StepEntry):
+                assert groups_of(directory, record) == [GROUP]
+        journal = StepJournal(directory, origin=origin, place=plan.end, since=place)
         return progress, journal
 
     def live(directory: Path) -> None:
@@ -216,13 +220,13 @@ def test_a_learner_has_every_step_it_told_of_from_checkpoint_and_journal_and_goe
                 journal.cut(store.places())
                 told.say(5)
                 continue
-            entry = journal_step(progress.version + 1)
-            journal.append(entry, (b"random", b"header", b"columns"), version=progress.version)
+            entry = entry_of(progress.version + 1)
+            journal.append(entry, random_state=b"random", groups=[GROUP])
             progress = progress.after(entry, window=1)
             told.say(progress.version)
             policy.tensors[name].data.fill_(progress.version)
             if progress.version % 2 == 0:
-                journal.append(NewsEntry(0.5, None), version=progress.version)
+                journal.append(NewsEntry(0.5, None))
                 store.write(copy_of(policy, optimizer, progress, journal.roll()))
                 journal.cut(store.places())
 
@@ -238,17 +242,26 @@ def test_a_learner_has_every_step_it_told_of_from_checkpoint_and_journal_and_goe
     assert stops >= 7
 
 
-def journal_step(version: int) -> StepEntry:
-    return StepEntry(
-        line=make_step_line(version, groups=(TrainedGroup(f"{version}.1", "sampler", 0),)),
-        acknowledged_version=0,
-        best=None,
-        entropy_switch=EntropySwitch(),
-        settings={},
-        expected_kl_nats=({0: 0.0},),
-        random_state_bytes=6,
-        group_bytes=((6, 7),),
-    )
+def test_a_learner_that_is_killed_within_a_commit_has_each_step_it_told_of(tmp_path: Path) -> None:
+    """Kills come at any time of a commit, or between two."""
+    context, chance = forked_context("support.journal_life"), random.Random(0)
+    newest = 0
+    for _ in range(8):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=write_on, args=(tmp_path, theirs))
+        process.start()
+        assert ours.poll(60)
+        time.sleep(chance.random() / 20)  # a moment of its life, whichever
+        process.kill()
+        process.join()
+        while ours.poll():
+            newest = ours.recv()
+        durable, _ = continued(tmp_path)
+        assert newest <= durable <= newest + 1
+    assert newest >= 8
+
+
+GROUP = EncodedGroup(b"header", b"columns" * 99)
 
 
 def _mark(directory: Path, number: int) -> None:

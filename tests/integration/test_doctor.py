@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from node.commands import checkup, connection_probe
+from node.commands import connection_probe, way_checks
 from node.commands.cli import main
 from node.identity.identity_store import IDENTITY_DIRECTORY, Identity, save_identity
 from node.identity.revocation import FILE_NAME as REVOKED
@@ -151,7 +151,7 @@ async def test_where_only_a_proxy_leads_the_doctor_goes_by_it_as_grpc_does(
     made: MadeRun, hub: RunningHub, doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(proxy, "addresses_here", lambda name: ())
-    monkeypatch.setattr(checkup, "addresses_here", lambda name: ())
+    monkeypatch.setattr(way_checks, "addresses_here", lambda name: ())
     monkeypatch.setattr(proxy, "_followed", {})
     here = machine_of(made, tmp_path / "here", made.sampler)
     way = ConnectProxy(hub.address)
@@ -170,7 +170,7 @@ async def test_where_only_a_proxy_leads_the_doctor_goes_by_it_as_grpc_does(
 async def test_a_proxy_that_does_not_lead_there_is_named_with_its_variable(
     doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str | None
 ) -> None:
-    monkeypatch.setattr(checkup, "addresses_here", lambda name: ())
+    monkeypatch.setattr(way_checks, "addresses_here", lambda name: ())
     async with ConnectProxy("", answer=answer or "").open() as url:
         monkeypatch.setenv("http_proxy", url if answer else "http://127.0.0.1:9")
         code, found = await doctor("--state-dir", tmp_path, "--coordinator", "hub.invalid:7700")
@@ -182,7 +182,7 @@ async def test_a_proxy_that_does_not_lead_there_is_named_with_its_variable(
 async def test_a_handshake_without_an_answer_has_a_reason_and_names_lost_packets(
     made: MadeRun, doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (checkup, connection_probe):
+    for module in (way_checks, connection_probe):
         monkeypatch.setattr(module, "TIMEOUT_S", 0.3)
     here = machine_of(made, tmp_path / "here", made.sampler)
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as silent:
@@ -201,7 +201,8 @@ async def test_with_the_daemons_flags_its_dry_run_is_part_of_it(
     flags = ("--role", "sampler", "--state-dir", here, "--coordinator", hub.address)
     code, found = await doctor(*flags, "--set", f"sampler.model_dir={tmp_path / 'no-model'}")
     assert code == 1
-    assert "no-model cannot be read" in found["configuration"]["what"]
+    assert (found["model"]["grade"], "no-model" in found["model"]["what"]) == ("fail", True)
+    assert found["run file"]["grade"] == found["identity"]["grade"] == "ok"
     assert found["clock"]["grade"] == "ok"
     code, found = await doctor(*flags, "--set", "sampler.threads=many")
     assert (code, found["configuration"]["grade"]) == (1, "fail")
@@ -215,5 +216,5 @@ async def test_for_people_each_layer_is_a_line_and_each_fix_another(
     )
     assert code == 1
     *_, failed, fix = capsys.readouterr().out.splitlines()
-    assert failed.startswith("fail  dns           no-such-host.invalid does not resolve")
+    assert failed.startswith("fail  dns              no-such-host.invalid does not resolve")
     assert fix.strip() == "-> Correct the name, or this machine's name servers."

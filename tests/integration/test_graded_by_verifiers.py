@@ -128,62 +128,6 @@ async def test_a_judge_is_asked_by_the_verifier_alone_and_samplers_need_none(
     assert hub.metric("heterorl_coordinator_reward_checks_total", outcome="graded") > 0
 
 
-async def test_what_a_verifier_that_dies_had_goes_to_the_next_at_once_and_is_graded_once(
-    made: MadeRun,
-) -> None:
-    async with running_hub(made, graded_by="verifier") as hub, members(hub) as (learner, sampler):
-        drain = await learner.drain(credits=9)
-        (lease,) = (await sampler.lease()).leases
-        assert (await hand_in(sampler, lease)).verdict == SPOOLED
-        async with hand_verifier(hub) as dying:
-            assert not (await dying.group()).is_graded
-            async with hand_verifier(hub) as next_one:
-                dying.stream.cancel()
-                assert (await next_one.group()).group_id == lease.lease_id
-                await next_one.grade(lease.lease_id, 0.25, 1.0)
-                await next_one.grade(lease.lease_id, 0.5, 0.5)
-                group = await next_group(drain)
-                assert [one.reward for one in group.completions] == [0.25, 1.0]
-                assert group.metrics["score"].tolist() == [0.25, 1.0]
-                assert await slots(learner) == {"spooled": 1}
-                await drain.judge(lease.lease_id, common_pb2.VERDICT_ACCEPTED)
-                await drain.step(1, lease.lease_id)
-                assert await drain.acknowledgement() == 1
-        assert await slots(learner) == {"trained": 1}
-
-
-async def test_a_group_whose_grader_was_away_comes_again_although_nothing_else_happens(
-    made: MadeRun,
-) -> None:
-    """Found by the simulator: where no more is leased, nothing woke the verifiers."""
-    async with running_hub(made, graded_by="verifier") as hub, members(hub) as (learner, sampler):
-        (lease,) = (await sampler.lease()).leases
-        await hand_in(sampler, lease)
-        async with hand_verifier(hub) as verifier:
-            await verifier.group()
-            await verifier.say(RewardFinding(lease.lease_id, RewardCheck.SKIPPED, "the judge is away"))
-            skipped = "heterorl_coordinator_reward_checks_total"
-            await until(lambda: hub.metric(skipped, outcome="skipped") == 1)
-            hub.clock.advance(PUT_OFF_S + 1)
-            assert (await verifier.group()).group_id == lease.lease_id
-            assert await slots(learner) == {"ungraded": 1}
-
-
-async def test_groups_wait_for_grades_through_a_restart_of_the_coordinator(made: MadeRun) -> None:
-    async with running_hub(made, graded_by="verifier") as hub, members(hub) as (learner, sampler):
-        (lease,) = (await sampler.lease()).leases
-        await hand_in(sampler, lease)
-        async with hand_verifier(hub) as verifier:
-            await verifier.group()
-    async with running_hub(made, graded_by="verifier") as hub, hub.peer() as learner:
-        await learner.join(learner_epoch=2)
-        drain = await learner.drain(credits=9, learner_epoch=2)
-        assert await slots(learner) == {"ungraded": 1}
-        async with hand_verifier(hub) as verifier:
-            await verifier.grade((await verifier.group()).group_id, 0.0, 1.0)
-            assert (await next_group(drain)).group_id == lease.lease_id
-
-
 async def test_a_sampler_that_sends_rewards_all_the_same_is_refused_whatever_its_header_says(
     made: MadeRun,
 ) -> None:

@@ -148,12 +148,22 @@ async def test_a_member_that_is_no_hub_cannot_pose_as_one(made: MadeRun, role: R
             await invoke(channel, MANIFEST)
 
 
-async def test_a_relay_is_trusted_as_a_hub(made: MadeRun) -> None:
+@pytest.mark.parametrize("role", [Role.COORDINATOR, Role.RELAY])
+@pytest.mark.parametrize("dialled", [Role.COORDINATOR, Role.RELAY])
+async def test_a_hub_is_trusted_in_its_own_role_and_in_no_other(
+    made: MadeRun, role: Role, dialled: Role
+) -> None:
     async with (
-        serving(made, every_service, identity=made.relay) as hub,
-        channel_of(made.sampler, hub.address) as channel,
+        serving(made, every_service, identity=made.of(role)) as hub,
+        dial(
+            hub.address, made.sampler, purpose=Purpose.CONTROL, now=made.made_at_s, server=dialled
+        ) as channel,
     ):
-        assert await invoke(channel, MANIFEST) == [b""]
+        if role is dialled:
+            assert await invoke(channel, MANIFEST) == [b""]
+            return
+        with pytest.raises(ConnectionLost), classified():
+            await invoke(channel, MANIFEST)
 
 
 async def test_the_hub_of_another_run_is_not_trusted_even_under_the_same_name(

@@ -4,7 +4,6 @@ import asyncio
 import errno
 import json
 import os
-import shutil
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from learner.journal.step_journal import FILE
 from learner.training.model import Policy
 from node import durable
 from support.full_disk import full_disk
@@ -66,7 +66,7 @@ async def test_a_full_disk_is_waited_for_and_the_step_is_taken_once(
     np.testing.assert_array_equal(await train(tmp_path / "full", is_full=True), undisturbed)
     warnings = [record for record in caplog.records if record.message == "disk takes no writes"]
     assert vars(warnings[0])["what"] == "the journal's entry of step 2"
-    assert "File too large" in vars(warnings[0])["detail"]
+    assert FILE in vars(warnings[0])["detail"]
     lines = [json.loads(line) for line in (tmp_path / "full" / "steps.jsonl").read_text().splitlines()]
     assert [line["version"] for line in lines] == [1, 2, 3]
 
@@ -115,7 +115,7 @@ async def test_a_learner_that_waits_for_its_disk_stops_and_the_step_is_taken_aft
 
 async def test_an_error_that_room_does_not_change_ends_the_learner(model_dir: Path, tmp_path: Path) -> None:
     async with scripted_hub() as hub, learner(hub, model_dir, tmp_path) as running:
-        shutil.rmtree(tmp_path / "journal")
+        (tmp_path / FILE).unlink()
         await hub.give(*(running.delivered(f"{n}.1") for n in range(2)))
         with pytest.raises(FileNotFoundError):
             await asyncio.wait_for(running.tasks[1], timeout=10)

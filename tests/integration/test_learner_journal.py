@@ -2,7 +2,9 @@
 
 import asyncio
 import shutil
+import sqlite3
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 
 from bench.kill_lab.noise import disturb_moments
 from learner.journal.checkpoint_names import versions_in
+from learner.journal.step_journal import FILE
 from learner.training.master_words import root_of
 from learner.training.model import Policy
 from node.errors import StartupError
@@ -141,26 +144,36 @@ async def test_a_journal_that_is_damaged_or_older_than_what_was_told_is_refused_
 ) -> None:
     async with scripted_hub() as hub:
         head = await killed_at(hub, model_dir, tmp_path / "a", tmp_path / "b", version=3)
-        [segment] = (tmp_path / "b" / "journal").iterdir()
-        whole = segment.read_bytes()
+        journal = tmp_path / "b" / FILE
+        whole = journal.read_bytes()
 
         async def start(head: PolicyVersion | None = None) -> None:
             async with learner(hub, model_dir, tmp_path / "b", head=head):
                 pass
 
-        flipped = bytearray(whole)
-        flipped[len(whole) // 2] ^= 1
-        segment.write_bytes(flipped)
-        with pytest.raises(StartupError, match=rf"{segment.name} cannot be used: entry 2, at byte"):
-            await start()
-        flipped = bytearray(whole)
-        flipped[-1] ^= 1
-        segment.write_bytes(flipped)
+        def change(statement: str) -> None:
+            journal.write_bytes(whole)
+            with closing(sqlite3.connect(journal)) as connection, connection:
+                connection.execute(statement)
+
+        for entry, statement in (
+            (2, "UPDATE entries SET text = replace(text, '0.5', '0.6') WHERE number = 2"),
+            (3, "UPDATE groups SET columns = zeroblob(length(columns)) WHERE entry = 3 AND place = 1"),
+            (3, "DELETE FROM entries WHERE number = 3"),
+        ):
+            change(statement)
+            with pytest.raises(StartupError) as refused:
+                await start()
+            assert FILE in str(refused.value)
+            assert f"entry {entry} " in str(refused.value)
+        change("DELETE FROM entries WHERE number = 3; ")
+        with closing(sqlite3.connect(journal)) as connection, connection:
+            connection.execute("UPDATE written SET newest = 2")
         with pytest.raises(StartupError, match="version 3 was published, and the newest step in the jour"):
             await start(head)
         with pytest.raises(StartupError, match=r"has step 3, the last intact entry .* is of step 2"):
             await start()
-        segment.write_bytes(whole)
+        journal.write_bytes(whole)
         await start(head)
 
 
@@ -176,11 +189,14 @@ async def test_the_journal_is_cut_behind_the_older_of_two_checkpoints(
             await until(lambda: versions_in(tmp_path / "checkpoints")[-1:] == [version])  # noqa: B023
         await take_steps(hub, running, until_version=7)
         assert versions_in(tmp_path / "checkpoints") == [4, 6]
+
+        def entries() -> list[tuple[int, int]]:
+            with closing(sqlite3.connect(tmp_path / FILE)) as connection:
+                return list(connection.execute("SELECT number, bytes FROM entries"))
+
         # A step is told before the journal is cut and measured.
-        segments = [tmp_path / "journal" / f"{number:012d}.segment" for number in (3, 4)]
-        await until(lambda: sorted((tmp_path / "journal").iterdir()) == segments)
-        size = sum(path.stat().st_size for path in segments)
-        await until(lambda: running.shown("journal_bytes") == size)
+        await until(lambda: [number for number, _ in entries()] == [5, 6, 7])
+        await until(lambda: running.shown("journal_bytes") == sum(size for _, size in entries()))
         assert running.shown("checkpoint_version") == 6
 
 

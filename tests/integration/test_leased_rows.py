@@ -11,6 +11,7 @@ from node.errors import ConfigError
 from node.limits import LEASED_ROWS_BYTES
 from support.hub import RunningHub, running_hub
 from support.identity import MadeRun
+from support.refusals import misconfigured
 from support.waiting import eventually
 
 LONG = {"prompt": "x" * 200_000, "answer": "x"}
@@ -72,9 +73,7 @@ async def test_a_run_keeps_its_rows_once_it_has_leased(made: MadeRun, data: Path
     async with running_hub(made, **settings(data)):
         pass
     for changes in (settings(shorter), settings(data, evaluation_rows=0), {"task": "addition"}):
-        with pytest.raises(
-            ConfigError, match=r"this run began with 10 rows.* Put data and evaluation_rows back"
-        ):
+        with misconfigured("10 rows", "evaluation_rows", key="coordinator.data"):
             async with running_hub(made, **changes):
                 pass
 
@@ -90,7 +89,7 @@ async def test_a_column_that_the_rows_lack_stops_the_start(made: MadeRun, data: 
 async def test_a_bad_row_stops_the_start_and_is_named(made: MadeRun, data: Path) -> None:
     with data.open("a") as file:
         file.write("[]\n")
-    with pytest.raises(ConfigError, match=r"line 11 of sums\.jsonl is list, not a JSON object"):
+    with misconfigured("line 11 of sums.jsonl", key="coordinator.data.file"):
         async with running_hub(made, **settings(data)):
             pass
 

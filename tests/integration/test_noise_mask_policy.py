@@ -12,7 +12,7 @@ from scipy.stats import beta, chisquare  # type: ignore[import-untyped]
 from learner.training.model import load_policy
 from node.errors import RefusedError, StartupError
 from node.exit_code import ExitCode
-from node.mask_network import read_prompts
+from node.kinds.noise_mask.network import read_prompts
 from node.rollout import check_group
 from sampler.config import SamplerConfig
 from sampler.engines.engine import PROBE_ID, GenerationRequest

@@ -16,7 +16,8 @@ from learner.training.micro_batches import collate
 from learner.training.model import Policy, load_policy
 from node.errors import Reason, RefusedError, StartupError
 from node.exit_code import ExitCode
-from node.rankings import as_text
+from node.kinds.ranking.engine import RankingEngine
+from node.kinds.ranking.values import as_text
 from node.rollout import Completion, Finish, RolloutGroup
 from node.sampling_parameters import SamplingParameters
 from node.verdict import Verdict
@@ -24,7 +25,6 @@ from sampler.config import SamplerConfig
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.engine_registry import load_engine
 from sampler.engines.model_words import ArrayWords, copy_words
-from sampler.engines.ranking_engine import RankingEngine
 from sampler.sampler_role import load_configured_engine
 from support.groups import make_group
 from support.hub import running_hub

@@ -138,9 +138,7 @@ async def test_three_relays_deep_frames_are_passed_on_before_the_artifact_is_who
             upstream = [above] if relays else []
             relays.append(
                 await stack.enter_async_context(
-                    running_relay(
-                        made, tmp_path / name, coordinator=hub.serving.address, name=name, upstream=upstream
-                    )
+                    running_relay(made, tmp_path / name, coordinator=above, name=name, upstream=upstream)
                 )
             )
             above = relays[-1].address

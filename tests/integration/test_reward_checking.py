@@ -190,25 +190,6 @@ async def test_a_lie_trained_on_while_the_verifier_was_silent_is_found_after_a_r
     assert checked.accounts.reward_checks.owed == 0
 
 
-async def test_a_hung_verifiers_groups_go_to_a_healthy_one_and_the_first_answer_decides(
-    checked: Checked,
-) -> None:
-    checked.gate.set()
-    healthy = checked.checking.admit("w", task_digest=b"", groups=8, noise_ratio=0.0)
-    checked.clock.advance(HELD_S + 1)
-    await checked.checking.turn(checked.clock.now())
-    async with asyncio.timeout(10):
-        group, _ = await anext(checked.checking.groups(healthy))
-    assert group.group_id == "0.1"
-    assert checked.accounts.reward_checks.is_held(0)
-    await checked.checking.note(healthy, RewardFinding("0.1", RewardCheck.AGREED))
-    assert not checked.accounts.reward_checks.is_held(0)
-    assert [one.node_ids for one in checked.checking.unusual] == [("v",)]
-    await checked.checking.note(checked.verifier, RewardFinding("0.1", RewardCheck.DISAGREED))
-    assert checked.accounts.standings.of("s1").checks == 1
-    assert checked.checking.unusual == ()
-
-
 async def agree(checked: Checked, sampler_id: str) -> None:
     """Let the verifier agree with another sampler's next group."""
     (lease,) = (await checked.spool.lease(sampler_id, 1, PolicyVersion(0))).leases

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from heterorl.v1 import (
 )
 from node.clock import SystemClock
 from node.exit_code import ExitCode
+from node.protocol import OURS
 from node.rollout import RolloutGroup, check_group
 from node.run import RunSettings
 from node.wire.mapping import to_wire
@@ -29,6 +31,7 @@ from support.groups import SAMPLING
 from support.hub import HandDrain, HandPeer, running_hub
 from support.identity import MadeRun
 from support.policy_hub import Registry, WatchedServicer
+from support.relay import running_relay
 from support.rpc import serving
 from support.sampler import learner_of, learning, sampling
 from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
@@ -106,6 +109,31 @@ async def test_a_published_version_is_fetched_while_sampling_and_sampled_from(
         assert sampler.value("swap_seconds_count") >= 2
 
 
+@pytest.mark.parametrize("names_coordinator", [False, True])
+async def test_behind_a_relay_weights_are_the_relays_copy_and_groups_reach_the_coordinator(
+    made: MadeRun, base: TorchEngine, model_dir: Path, tmp_path: Path, *, names_coordinator: bool
+) -> None:
+    encoded = learner_of(made, base).encode(1, None)
+    async with (
+        running_hub(made) as hub,
+        learning(hub, base, model_dir) as learner,
+        running_relay(made, tmp_path / "relay", coordinator=hub.address) as relay,
+        # Its address is the coordinator's as well, for whoever writes that.
+        sampling(
+            made, relay.address if names_coordinator else None, model_dir, relays=[relay.address]
+        ) as sampler,
+    ):
+        drain = await learner.drain(credits=100)
+        first = await next_group(drain)
+        assert first.sampler_id == made.sampler.node_id
+        await learner.publish(*learner_of(made, base).signed(1, None))
+        await drain.step(1, first.group_id)
+        await until(lambda: sampler.value("held_version") == 1)
+        size = encoded.manifest.size_bytes
+        assert hub.metric("heterorl_node_transfer_bytes_total", kind="keyframe", direction="out") == size
+        assert relay.registry.transferred("keyframe", "out") == size
+
+
 async def test_a_sampler_outlives_its_hub_and_hands_in_what_it_finished_meanwhile(
     made: MadeRun, base: TorchEngine, model_dir: Path
 ) -> None:
@@ -176,7 +204,7 @@ class SuspiciousMembership(membership_pb2_grpc.MembershipServiceServicer):
 
     async def Join(self, request: Any, context: Any) -> membership_pb2.JoinResponse:  # noqa: N802
         settings = RunSettings("addition", 2, 2, 2, 0.02, None, SAMPLING)
-        return to_wire(membership_pb2.JoinResponse, settings)
+        return to_wire(membership_pb2.JoinResponse, settings, **asdict(OURS))
 
     async def Heartbeat(  # noqa: N802
         self, requests: Any, context: Any

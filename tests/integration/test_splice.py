@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import socket
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,13 +16,12 @@ from node.errors import Reason, RefusedError
 from node.relay.metrics import RelayMetrics
 from node.relay.splice import Splice, SpliceLimits, limits_for
 from node.rpc.address import join_address
-from node.rpc.channel import ConnectionLost, Purpose, dial
+from node.rpc.channel import ConnectionLost
 from node.rpc.hub import Hub
 from node.rpc.places import PlaceLimits
 from node.rpc.private_socket import PrivateSocket, private_socket
-from node.run import Role
 from support.client_hello import client_hello
-from support.hub import joined, running_hub
+from support.hub import joined
 from support.identity import MadeRun
 from support.relay import running_relay
 from support.waiting import until
@@ -129,33 +127,6 @@ async def test_a_sampler_speaks_with_the_coordinator_through_a_relay_and_with_th
         delivered = (await drain.hear()).group
         assert (delivered.group_id, delivered.sampler_id) == (lease.lease_id, "sampler-1")
         assert relay.registry.value("heterorl_relay_connections", to="coordinator") == 1
-
-
-async def test_no_relay_can_pose_as_the_coordinator_nor_the_coordinator_as_a_relay(
-    made: MadeRun, tmp_path: Path
-) -> None:
-    async with (
-        running_hub(made) as hub,
-        running_relay(made, tmp_path / "relay", coordinator=hub.address) as relay,
-    ):
-        for address, server, is_right in (
-            (hub.address, Role.COORDINATOR, True),
-            (hub.address, Role.RELAY, False),
-            (relay.address, Role.RELAY, True),
-        ):
-            async with dial(
-                address, made.sampler, purpose=Purpose.BULK, now=time.time(), server=server
-            ) as channel:
-                try:
-                    async with asyncio.timeout(10 if is_right else 0.5):
-                        await channel.channel_ready()
-                    is_ready = True
-                except TimeoutError:
-                    is_ready = False
-                assert is_ready == is_right, (address, server)
-    assert (
-        b"hub." not in made.issue(Role.RELAY, "relay-9").certificate_pem
-    )  # PEM hides it: see test_authority
 
 
 async def test_what_a_connection_begins_with_says_where_it_leads_and_all_of_it_arrives() -> None:

@@ -117,8 +117,14 @@ async def test_a_second_process_of_a_name_is_refused_while_the_first_is_heard_an
         assert (await refusal_of(twin)).reason is Reason.NAME_IN_USE
         assert await is_heard()
         assert (await row_of(learner, identity.node_id)).refused_twins == 2
-        await first.join(instance="a")  # after a cut that the coordinator has not noticed
+        # The first comes back after a cut that the coordinator has not noticed: the older stream ends later.
+        await first.join(instance="a")
+        newer = first.membership.Heartbeat()
+        await newer.write(heartbeat(instance="a"))
+        await newer.read()
         heartbeats.cancel()
+        assert (await refusal_of(second.join(instance="b"))).reason is Reason.NAME_IN_USE
+        newer.cancel()
 
         async def is_let_in() -> bool:
             try:

@@ -39,7 +39,7 @@ async def fail(sampler: HandPeer, lease_id: str, fault: rollout_pb2.LeaseFault.V
 
 
 async def test_each_prompt_is_leased_once_an_epoch_and_each_slot_once(made: MadeRun) -> None:
-    """The same, for anyone who asks, and in any number of requests."""
+    """However many samplers ask, and in however many requests."""
     settings = {"prompts": 6, "max_staleness_versions": 50, "max_new_tokens": 4}
     async with joined(made, made.sampler, made.other_sampler, **settings) as (_, _, one, other):
         leases = [lease for peer in (one, other, one, other) for lease in (await peer.lease(3)).leases]
@@ -119,6 +119,7 @@ async def test_a_lease_lives_by_heartbeats_and_goes_to_the_next_sampler_without(
         assert await ids(lively, 1) == ["0.2"]
         assert list((await silent.heartbeat(lost)).lost_lease_ids) == [lost]
         assert list((await lively.heartbeat(kept)).lost_lease_ids) == []
+        assert hub.metric("heterorl_coordinator_lease_expiries_total") == 1
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["late but first", "late and second"])

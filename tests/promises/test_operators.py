@@ -4,6 +4,7 @@ from pathlib import Path
 
 from heterorl.v1 import common_pb2, membership_pb2, rollout_pb2
 from node.errors import Reason
+from node.limits import PROBE_S
 from node.run import Role
 from support.by_rpc import (
     SPOOLED,
@@ -126,11 +127,16 @@ async def test_a_quarantine_by_the_learner_outlives_restarts_until_an_operator_p
         await eventually(is_quarantined)
         assert (await sampler.lease()).waits_for == "quarantine"
         lies = disk_of(made, tmp_path)
-    async with joined(lies, max_staleness_versions=50) as (_, learner, sampler):
+    async with joined(lies, max_staleness_versions=50) as (hub, learner, sampler):
         assert OFF in (await row_of(learner, "sampler-1")).standing_detail
         drain = await learner.drain(credits=9)
         told = (await drain.hear()).quarantines
         assert [(one.sampler_id, one.reason) for one in told.samplers] == [("sampler-1", OFF)]
+        assert (await sampler.lease()).waits_for == "quarantine"
+        hub.clock.advance(PROBE_S)
+        (probe,) = (await sampler.lease(8)).leases
+        assert (await sampler.submit(probe)).verdict == SPOOLED
+        assert await drain.group() == probe.lease_id
         assert (await sampler.lease()).waits_for == "quarantine"
         await say(lies, "pardon", "sampler-1")
         told = (await drain.hear()).quarantines

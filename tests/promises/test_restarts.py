@@ -1,6 +1,7 @@
 """A coordinator that stops at any point of a group's way, and what every peer finds afterwards."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -26,7 +27,7 @@ from support.by_rpc import (
 )
 from support.groups import make_completion
 from support.hub import HandDrain, HandPeer, RunningHub, joined, members, running_hub, step_record
-from support.identity import MadeRun
+from support.identity import MadeRun, make_run
 from support.weights import Learner
 
 GROUPS = 2
@@ -237,3 +238,14 @@ async def test_settings_that_peers_are_told_are_the_next_coordinators(made: Made
         await until_confirmed(learner)
         (again,) = (await sampler.lease()).leases
         assert (again.lease_id, again.group_size, again.sampling.max_new_tokens) == ("0.2", 4, 16)
+
+
+async def test_a_port_that_is_taken_stops_the_start_and_frees_the_ledger(
+    hub: RunningHub, tmp_path: Path
+) -> None:
+    other = make_run(tmp_path / "other", now=time.time(), run_id="other")
+    with pytest.RaisesGroup(StartupError, flatten_subgroups=True):
+        async with running_hub(other, listen=hub.address):
+            pass
+    async with running_hub(other):
+        pass

@@ -1,9 +1,11 @@
-"""The fate of a group that a sampler hands in: its verdict, its lease and its prompt."""
+"""A group that a sampler hands in: its verdict, its lease and its prompt."""
 
 import asyncio
 from dataclasses import replace
 from typing import Any
 
+import grpc
+import grpc.aio
 import numpy as np
 import pytest
 
@@ -18,11 +20,13 @@ from support.by_rpc import (
     SPOOLED,
     acknowledged,
     slots,
+    told,
     verdicts,
 )
 from support.groups import SAMPLING, make_completion
 from support.hub import TIMEOUT_S, RunningHub, answer_to, joined, members, submission
 from support.identity import MadeRun
+from support.waiting import eventually
 from support.weights import Learner
 
 STREAMS = 2
@@ -132,27 +136,56 @@ async def test_the_prompt_of_a_group_that_was_refused_is_leased_again(
     async with members(hub) as (learner, sampler):
         (lease,) = (await sampler.lease()).leases
         await sampler.submit(lease, **changes)
+        assert await told(sampler) == []  # the answer told it
         (again,) = (await sampler.lease()).leases
         assert (again.lease_id, again.prompt_index) == ("0.2", lease.prompt_index)
         assert (await sampler.submit(again)).verdict == SPOOLED
         assert (await verdicts(learner))["spooled"] == 1
 
 
-async def test_bytes_that_are_no_group_are_answered_and_nothing_is_kept_of_them(hub: RunningHub) -> None:
-    async with members(hub) as (learner, sampler):
-        no_header, padded, huge = (await sampler.lease(3)).leases
-        header = rollout_pb2.GroupHeader(run_id=hub.made.run_id, group_id=no_header.lease_id)
-        group = EncodedGroup(header.SerializeToString(), b"")
-        answer = await sampler.hand_in(submission(group, group_id=no_header.lease_id))
-        assert answer.verdict == MALFORMED
-        good = group_to_wire(answer_to(padded, run_id=hub.made.run_id))
-        unknown_field = b"\xba\x3e\x80\x80\x40" + b"x" * (1 << 20)
-        answer = await sampler.hand_in(submission(replace(good, header=good.header + unknown_field)))
-        assert (answer.verdict, "8192" in answer.detail) == (MALFORMED, True)
-        good = group_to_wire(answer_to(huge, run_id=hub.made.run_id))
-        answer = await sampler.hand_in(submission(replace(good, columns=good.columns + b"x" * (8 << 20))))
+async def test_bytes_that_no_field_holds_are_neither_stored_nor_read_beyond_the_largest_group(
+    hub: RunningHub,
+) -> None:
+    ledger = hub.made.directory / "coordinator" / "ledger.sqlite"
+    async with members(hub) as (_learner, sampler):
+        leases = (await sampler.lease(3)).leases
+
+        def padded(lease: rollout_pb2.PromptLease, mebibytes: int) -> rollout_pb2.SubmitRolloutsRequest:
+            group = group_to_wire(answer_to(lease, run_id=hub.made.run_id))
+            unknown = b"x" * (mebibytes << 20)
+            field_999 = b"\xba\x3e" + encoded_length(len(unknown)) + unknown
+            padded = replace(group, header=group.header + field_999)
+            return submission(padded, group_id=lease.lease_id)
+
+        def written_bytes() -> int:
+            return sum(file.stat().st_size for file in ledger.parent.glob("ledger.sqlite*"))
+
+        before = written_bytes()
+        for lease in leases:
+            answer = await sampler.hand_in(padded(lease, 1))
+            assert (answer.verdict, "allowed are 8192" in answer.detail) == (MALFORMED, True)
+        answer = await sampler.hand_in(padded(leases[0], 5))
         assert (answer.verdict, answer.reason) == (UNSPECIFIED, Reason.OVER_LIMIT)
-        assert await slots(learner) == {"available": 2, "leased": 1}
+        with pytest.raises(grpc.aio.AioRpcError) as refused:  # by gRPC, before it is received
+            await sampler.hand_in(padded(leases[0], 60))
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert written_bytes() - before < 1 << 20
+
+
+def encoded_length(size: int) -> bytes:
+    """Return a length as protobuf writes it: seven bits a byte, the lowest first."""
+    low, rest = size & 0x7F, size >> 7
+    return bytes([low | 0x80]) + encoded_length(rest) if rest else bytes([low])
+
+
+async def test_a_header_without_what_it_needs_has_a_verdict_and_its_prompt_goes_on(hub: RunningHub) -> None:
+    async with members(hub) as (learner, sampler):
+        (lease,) = (await sampler.lease()).leases
+        header = rollout_pb2.GroupHeader(run_id=hub.made.run_id, group_id=lease.lease_id)
+        group = EncodedGroup(header.SerializeToString(), b"")
+        answer = await sampler.hand_in(submission(group, group_id=lease.lease_id))
+        assert answer.verdict == MALFORMED
+        assert await slots(learner) == {"available": 1}
 
 
 async def test_where_the_spool_is_full_a_group_may_be_sent_again_later(made: MadeRun) -> None:
@@ -188,15 +221,26 @@ async def test_a_new_ledger_does_not_take_a_group_of_a_lease_that_it_never_grant
         assert await slots(sampler) == {}
 
 
-async def test_a_version_that_was_announced_may_have_drawn_tokens_and_is_every_peers_head(
-    hub: RunningHub,
-) -> None:
-    weights = Learner(run_id=hub.made.run_id, key=hub.made.signing_key)
+async def test_an_uploaded_version_is_announced_and_its_groups_are_no_longer_foreign(hub: RunningHub) -> None:
+    made = hub.made
+    weights = Learner(run_id=made.run_id, key=made.signing_key)
     async with members(hub) as (learner, sampler):
-        early, later = (await sampler.lease(2)).leases
-        drawn = completions(version=1)
-        assert (await sampler.submit(early, **drawn)).verdict == FOREIGN
+        first, second = (await sampler.lease(2)).leases
+        completions = (make_completion(version=1),) * 2
+        refused = await sampler.submit(first, completions=completions)
+        assert (refused.verdict, "version 1" in refused.detail) == (FOREIGN, True)
         await learner.publish(*weights.signed(1, None))
-        assert (await sampler.submit(later, **drawn)).verdict == SPOOLED
-        head = (await sampler.heartbeat()).head
-        assert (head.number, head.root) == (1, weights.versions[1].version.root)
+        assert (await sampler.submit(second, completions=completions)).verdict == SPOOLED
+        root = weights.versions[1].version.root
+        told = await sampler.heartbeat()
+        assert (told.head.number, told.head.root, told.must_repair) == (1, root, False)
+
+        async def is_logged() -> bool:
+            wrong = common_pb2.PolicyVersion(number=1, root=b"x" * 16)
+            return (await sampler.heartbeat(held=wrong)).must_repair
+
+        await eventually(is_logged)
+        hub.clock.advance(5)
+        await sampler.heartbeat(held=common_pb2.PolicyVersion(number=0))
+        (row,) = [peer for peer in (await sampler.status()).peers if peer.node_id == "sampler-1"]
+        assert (row.version_lag_versions, row.lag_s) == (1, 5.0)

@@ -53,6 +53,8 @@ async def test_a_group_goes_from_lease_to_step_and_its_sampler_hears_of_it_until
             heard.append([one.group_id for one in answer.verdicts])
         assert heard == [[name, name], []]
         assert await verdicts(learner) == {"spooled": 1, "accepted": 1, "trained": 1}
+        assert hub.metric("heterorl_coordinator_groups_total", verdict="trained") == 1
+        assert hub.metric("heterorl_coordinator_group_staleness_versions_sum") == 1
         row = await row_of(learner, "sampler-1")
         assert (row.verdicts["trained"], row.staleness_mean_versions) == (1, 1.0)
 

@@ -9,7 +9,8 @@ Three ways to stop, from kind to cruel:
                 changes: between the two syncs the entry is in both, or in neither
 
 Sees what goes through ``os``: rename, mkdir, unlink, fsync, write and pwrite. What is written in other ways
-(file objects, safetensors) counts once it is synced.
+(file objects, safetensors) counts once it is synced. SQLite syncs by itself: each commit is a stop, and what
+is in a database between two calls is there.
 """
 
 import contextlib
@@ -17,15 +18,19 @@ import enum
 import fcntl
 import os
 import shutil
+import sqlite3
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 _WRITES: Final = ("write", "pwrite")
+_COMMIT: Final = "commit"
+"""SQLite's: before it, some pages of a transaction may be written, and the journal that takes them back."""
 _NAMES: Final = ("mkdir", "rename", "replace", "unlink", "rmdir")
 
 
@@ -69,6 +74,7 @@ class WatchedDisk:
         with self._monkeypatch.context() as patched:
             for name in (*_WRITES, *_NAMES, "fsync"):
                 patched.setattr(os, name, self._watching(name, getattr(os, name), copy_to))
+            patched.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=self._connection(copy_to)))
             try:
                 yield
             finally:
@@ -80,6 +86,8 @@ class WatchedDisk:
     def copy(self, target: Path) -> None:
         """Make what a restart would find if the machine stopped now."""
         if self._stop is Stop.POWER_CUT:
+            databases = self._root.rglob("*.sqlite")
+            self._contents |= {path.stat().st_ino: path.read_bytes() for path in databases}
             self._restore(target, self._root.stat().st_ino)
         else:
             shutil.copytree(self._root, target)
@@ -93,9 +101,9 @@ class WatchedDisk:
             self._is_copying = True
             is_torn = self._stop is Stop.TORN
             # Where nothing is written, nothing is torn: KILLED finds that.
-            if (not is_torn or name in _WRITES) and (target := copy_to()) is not None:
+            if (not is_torn or name in (*_WRITES, _COMMIT)) and (target := copy_to()) is not None:
                 self.copy(target)
-                if is_torn:
+                if is_torn and name in _WRITES:
                     self._write_half(target, *arguments)
             self._is_copying = False
             if name in ("unlink", "rename", "replace", "rmdir"):
@@ -106,6 +114,17 @@ class WatchedDisk:
             return result
 
         return watching
+
+    def _connection(self, copy_to: Callable[[], Path | None]) -> type[sqlite3.Connection]:
+        stop = self._watching(_COMMIT, lambda: None, copy_to)
+
+        class WatchedConnection(sqlite3.Connection):
+            def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
+                if sql == "COMMIT":
+                    stop()
+                return super().execute(sql, *values)
+
+        return WatchedConnection
 
     def _write_half(self, target: Path, descriptor: int, data: Any, offset: int | None = None) -> None:
         path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import numpy as np
 
-from node.mask_network import NoiseMaskConfig, make_directory
-from node.noise_masks import as_text
+from node.kinds.noise_mask.engine import NoiseMaskEngine
+from node.kinds.noise_mask.network import NoiseMaskConfig, make_directory
+from node.kinds.noise_mask.values import as_text
 from node.rollout import RolloutGroup
 from node.sampling_parameters import SamplingParameters
 from sampler.config import SamplerConfig
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.engine_registry import load_engine
-from sampler.engines.noise_mask_engine import NoiseMaskEngine
 from support.groups import make_group
 
 GRID = 3

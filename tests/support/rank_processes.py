@@ -43,11 +43,11 @@ from transformers import (
 from bench.forked_context import forked_context
 from learner.config import LearnerConfig, Rematerialise
 from learner.ranks import launching
+from learner.ranks.dealt_words import sharding_of
 from learner.ranks.errors import RankLostError
 from learner.ranks.launching import Fleet
 from learner.ranks.order_stream import OrderStream
 from learner.ranks.rank_group import RankGroup
-from learner.ranks.shard_words import sharding_of
 from learner.ranks.shared_words import SharedWords
 from learner.sizing.mesh_sizes import MeshSizes
 from learner.step_settings import StepSettings
@@ -228,12 +228,10 @@ class Taker:
 
 def _difference(part: Tensor, whole: Tensor, group: RankGroup) -> float:
     """Return the largest difference of this rank's part of a tensor from the same part of the whole one."""
-    at = group.sizes.coordinate(group.rank)._replace(stage=0)
-    here, there, count = sharding_of(part).box(at, group.sizes).within(0, whole.numel())
-    held = group.local(part).flatten()
-    assert held.numel() == count
-    gap = held[here] - whole.flatten()[there]
-    return float(gap.abs().max()) if count else 0.0
+    of_whole = sharding_of(part).part(whole, group.sizes.coordinate(group.rank), group.sizes)
+    held = group.local(part)
+    assert held.shape == of_whole.shape
+    return float((held - of_whole).abs().max()) if held.numel() else 0.0
 
 
 class Ranks:

@@ -20,10 +20,10 @@ from torch.distributed.checkpoint.planner import ReadItem
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from learner.publishing.starting_point import take_up
+from learner.ranks.dealt_words import DealtWords
 from learner.ranks.frame_work import FrameWork
 from learner.ranks.order_stream import OrderStream
 from learner.ranks.rank_group import RankGroup
-from learner.ranks.shard_words import ShardWords
 from learner.ranks.shared_words import SharedWords
 from learner.sizing.mesh_sizes import MeshSizes
 from learner.training.master_words import MasterWords, PolicyWords
@@ -222,11 +222,11 @@ def publish_beside_one_process(
         dist.barrier()
 
     for live, steps in zip((first_life, second_life), LIVES, strict=True):
-        shards = ShardWords(shared.tensors, layout, sizes=group.sizes, group=stream.exchanges)
+        masters = DealtWords(shared.tensors, layout, sizes=group.sizes, group=stream.exchanges)
         gc.collect()
         before, _ = tracemalloc.get_traced_memory()
         tracemalloc.reset_peak()
-        work = FrameWork(shards, threads=2)
+        work = FrameWork(masters, threads=2)
         words = SharedWords(work, stream, failures_named=group.failures_named)
         if rank == 0:
             said += live(directory / "shared", words, key, step)
@@ -239,14 +239,14 @@ def publish_beside_one_process(
             follower.join()
         _, peak = tracemalloc.get_traced_memory()
         held.append(Held(work.words.size_bytes, peak - before, 4 * layout.words))
-        del words, work, shards
+        del words, work, masters
     if is_measured:
         (directory / f"held-{rank}.json").write_text(json.dumps([asdict(one) for one in held]))
     if rank == 0:
         alone = Policy(model_of(layers))
-        masters = MasterWords(alone.tensors, layout)
+        words_alone = MasterWords(alone.tensors, layout)
         for live in (first_life, second_life):
-            said += live(directory / "alone", masters, key, partial(move, alone.tensors))
+            said += live(directory / "alone", words_alone, key, partial(move, alone.tensors))
         (directory / "said.json").write_text(json.dumps(said))
     dist.barrier()
 

@@ -159,7 +159,6 @@ async def learner(
         policy,
         directory=state,
         origin=Origin("run", policy.layout.digest.hex(), published[0].root.hex()),
-        learner_epoch=1,
         clock=clock,
         published=lambda: published[-1],
     )

@@ -48,7 +48,7 @@ _IMPORTED: Final = {
         "learner.training.sliced_loading",
         "node.coordinator.coordinator_role",
         "node.process.bootstrap",
-        "node.process.preflight",
+        "node.checks.start_checks",
         "node.relay.relay_role",
         "pytest",
         "sampler.engines.torch_engine",

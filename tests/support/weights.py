@@ -2,15 +2,12 @@
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from bench.whole_versions import EncodedVersion, encode_version
-from node.errors import Reason, RefusedError
 from node.identity.signatures import SigningKey
 from node.policy import ArtifactKey
 from node.weights.assembly.held import HeldPolicy
@@ -28,11 +25,6 @@ SPECS = (
 )
 LAYOUT = Layout.of(SPECS, frame_words=1024)
 """Five frames: bias and embed begin in the first, embed fills three more, and ends in that of head and z."""
-
-
-def refused(reason: Reason) -> AbstractContextManager[object]:
-    """Expect the body to be refused for this reason."""
-    return pytest.raises(RefusedError, check=lambda error: error.reason is reason)
 
 
 def put_version(store: ArtifactStore, signed: bytes, payloads: Sequence[bytes]) -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from bench.kill_lab.plan import KILLED, Plan
 from bench.kills import run
-from node.policy_kind import PolicyKind
 
 KILLS = 4
 
@@ -16,7 +15,7 @@ PAUSE_S = 0.06
 
 
 PLAN = Plan(kills=KILLS, seed=402, samplers=("sampler-1",), frames=2, pause_s=PAUSE_S)
-RANKING = replace(PLAN, policy=PolicyKind.RANKING, roles=(*KILLED, "coordinator"), seed=90)
+RANKING = replace(PLAN, policy="ranking", roles=(*KILLED, "coordinator"), seed=90)
 """Seeds with which a process of each role is killed."""
 
 

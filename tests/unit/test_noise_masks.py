@@ -13,8 +13,8 @@ from torch import Tensor
 
 from learner.objective.advantage import leave_one_out_advantage
 from node.errors import RefusedError
-from node.mask_network import NoiseMaskConfig, NoiseMaskModel, log_density, read_prompts
-from node.noise_masks import MaskSizes, as_text, read_row
+from node.kinds.noise_mask.network import NoiseMaskConfig, NoiseMaskModel, log_density, read_prompts
+from node.kinds.noise_mask.values import MaskSizes, as_text, read_row
 from support.groups import make_completion, make_group
 
 SIZES = MaskSizes(pixels=4, classes=3, cells=2)

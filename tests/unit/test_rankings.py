@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from node.errors import Reason, RefusedError
-from node.rankings import as_text, pairs_of, prompt_of, ranking_logprob, read_text
+from node.kinds.ranking.values import as_text, pairs_of, prompt_of, ranking_logprob, read_text
 
 SCORES = np.array([1.0, 0.0, -1.0])
 PROBABILITIES = {

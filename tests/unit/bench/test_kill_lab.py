@@ -1,7 +1,6 @@
 """The witness of the kill laboratory tells right from wrong, and reads formats as their makers write them."""
 
 import json
-import shutil
 import threading
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +19,7 @@ from deploy.runs.run_directory import COORDINATOR, LEARNER
 from learner.journal.progress import StepEntry
 from learner.journal.records import Origin
 from learner.journal.restart import JournalPlace
-from learner.journal.step_journal import StepJournal
+from learner.journal.step_journal import FILE, StepJournal
 from learner.objective.entropy_switch import EntropySwitch
 from learner.step_log import TrainedGroup
 from node.weights.assembly.held import HeldPolicy
@@ -212,11 +211,8 @@ def test_a_shard_of_another_version_is_found(world: World) -> None:
 
 
 def write_journal(world: World, *steps: tuple[int, str]) -> None:
-    directory = world.stage.state(LEARNER) / "journal"
-    origin = Origin("run", "00", "00")
-    journal = StepJournal(
-        directory, origin=origin, learner_epoch=1, place=JournalPlace(), since=JournalPlace()
-    )
+    directory, origin = world.stage.state(LEARNER), Origin("run", "00", "00")
+    journal = StepJournal(directory, origin=origin, place=JournalPlace(), since=JournalPlace())
     for version, group_id in steps:
         groups = (TrainedGroup(group_id, "sampler", 0),)
         entry = StepEntry(
@@ -226,10 +222,8 @@ def write_journal(world: World, *steps: tuple[int, str]) -> None:
             entropy_switch=EntropySwitch(),
             settings={},
             expected_kl_nats=(),
-            random_state_bytes=6,
-            group_bytes=(),
         )
-        journal.append(entry, (b"random",), version=version - 1)
+        journal.append(entry, random_state=b"random")
 
 
 def test_the_journal_and_the_log_say_the_same_groups_or_it_is_found(world: World) -> None:
@@ -244,7 +238,7 @@ def test_the_journal_and_the_log_say_the_same_groups_or_it_is_found(world: World
 def test_a_version_journaled_again_with_other_groups_is_found(world: World) -> None:
     write_journal(world, (1, "1.1"))
     world.witness.look()
-    shutil.rmtree(world.stage.state(LEARNER) / "journal")
+    (world.stage.state(LEARNER) / FILE).unlink()
     write_journal(world, (1, "3.1"))
     assert world.found() == ["version 1 is of other groups in the journal than before"]
 

@@ -22,10 +22,11 @@ from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import MAX_ATTEMPTS, Attempt, Slot, SlotState, slot_and_attempt
 from node.coordinator.work.trust import Checked
 from node.coordinator.work.verifier_places import VerifierPlaces
-from node.errors import RefusedError
+from node.errors import Reason
 from node.rollout import RewardCheck, RewardFinding
 from node.verdict import Verdict
 from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
+from support.refusals import refused
 
 WIDE = Bounds(
     concurrency_groups=64, buffer_groups=64, batch_groups=2, max_staleness_versions=50, buffer_bytes=1 << 20
@@ -692,7 +693,7 @@ def test_what_was_leased_before_others_came_waits_at_its_sampler_once_the_room_i
         assert desk.submit(name, "honest").verdict is Verdict.SPOOLED
     for name in leased[:11]:
         assert desk.submit(name, "liar").verdict is Verdict.SPOOLED
-    with pytest.raises(RefusedError, match="11 groups of liar wait for a check"):
+    with refused(Reason.BUSY, "11 groups", "liar"):
         desk.submit(leased[11], "liar")
     find(desk, RewardCheck.AGREED, sampler_id="honest")
     find(desk, RewardCheck.AGREED)

@@ -18,6 +18,7 @@ from node.rollout import LeaseGrant
 from node.run import StepRecord
 from node.verdict import GroupVerdict, Verdict
 from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
+from support.refusals import refused
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def opened(
     return outcome
 
 
-def refused(outcome: step_history.Outcome) -> tuple[Reason, str]:
+def refusal_of(outcome: step_history.Outcome) -> tuple[Reason, str]:
     assert outcome.refusal is not None
     return outcome.refusal.reason, str(outcome.refusal)
 
@@ -101,18 +102,16 @@ def test_a_second_learner_is_refused(desk: Desk, changes: dict[str, object], rea
 @pytest.mark.parametrize("epoch", [1, 2])
 def test_a_learner_behind_the_ledger_is_refused_at_join_and_fences_nobody(desk: Desk, epoch: int) -> None:
     train_to(desk, 5)
-    with pytest.raises(RefusedError, match="steps up to 5 are recorded") as error:
+    with refused(Reason.ROLLBACK, "5"):
         join(desk, epoch=epoch, version=4)
-    assert error.value.reason is Reason.ROLLBACK
     assert desk.accounts.learner == replace(LEARNER, version=5)
 
 
 @pytest.mark.parametrize("version", [1, 7])
 def test_a_learner_that_has_trained_is_not_the_first_of_an_empty_ledger(version: int) -> None:
     desk = Desk(make_accounts(Balance()))
-    with pytest.raises(RefusedError, match=f"lacks the steps of versions 1 to {version}") as error:
+    with refused(Reason.LEDGER_BEHIND, "1", str(version)):
         join(desk, version=version)
-    assert error.value.reason is Reason.LEDGER_BEHIND
     assert desk.accounts.learner is None
 
 
@@ -159,7 +158,7 @@ def test_a_gap_between_ledger_and_records_is_found_whatever_the_newest_record_is
     desk: Desk, version: int, steps: tuple[StepRecord, ...], missing: str
 ) -> None:
     train_to(desk, 5)
-    reason, message = refused(opened(desk, version=version, steps=steps))
+    reason, message = refusal_of(opened(desk, version=version, steps=steps))
     assert reason is Reason.LEDGER_BEHIND
     assert f"lacks the steps of versions {missing}" in message
     assert "restore the coordinator's newest ledger" in message
@@ -194,9 +193,8 @@ def test_a_learner_of_another_history_is_refused(desk: Desk) -> None:
     desk.submit("0.1")
     desk.submit("1.1")
     desk.train(1, "0.1")
-    with pytest.raises(RefusedError, match="another history") as error:
+    with refused(Reason.ROLLBACK, "1.1"):
         opened(desk, version=1, steps=[StepRecord(1, ("1.1",), (0,))])
-    assert error.value.reason is Reason.ROLLBACK
 
 
 def test_all_repeated_records_are_taken_together_or_none(desk: Desk) -> None:
@@ -221,14 +219,14 @@ def test_a_group_that_was_never_submitted_here_proves_an_older_ledger(desk: Desk
         opened(desk, version=0, held=["0.1", name]),
     ):
         assert outcome.unknown == (name,)
-        assert refused(outcome)[0] is Reason.LEDGER_BEHIND
+        assert refusal_of(outcome)[0] is Reason.LEDGER_BEHIND
     assert desk.accounts.last_step == 0
     assert desk.accounts.slots.open_slots[0].state is SlotState.SPOOLED
 
 
 def test_a_step_that_follows_on_one_the_ledger_lacks_is_refused(desk: Desk) -> None:
     train_to(desk, 1)
-    assert refused(desk.train(3))[0] is Reason.LEDGER_BEHIND
+    assert refusal_of(desk.train(3))[0] is Reason.LEDGER_BEHIND
     assert desk.accounts.last_step == 1
 
 
@@ -250,9 +248,8 @@ def test_a_ledger_read_back_leases_nothing_before_the_learner_finds_nothing_miss
 def test_a_ledger_known_to_be_behind_takes_no_groups_that_the_right_one_would_not_have(desk: Desk) -> None:
     desk.lease()
     desk.accounts.doubt("versions 2 to 9")
-    with pytest.raises(RefusedError, match="the ledger is behind") as error:
+    with refused(Reason.BUSY, "versions 2 to 9"):
         desk.submit("0.1")
-    assert error.value.reason is Reason.BUSY
     assert desk.accounts.slots.open_slots[0].state is SlotState.LEASED
 
 
@@ -286,7 +283,7 @@ def test_an_accepted_loss_is_closed_by_the_learner_once_and_counts_for_the_stale
     # 14 steps of 2 groups each are not among the trained; two lost groups were named and are.
     assert (load.version, load.batchless_steps, load.trained_groups) == (20, 14, 7)
     assert desk.lease(held=20) == [f"{FIRST_SLOT}.1"]
-    reason, message = refused(opened(desk, version=30, steps=records(30)))
+    reason, message = refusal_of(opened(desk, version=30, steps=records(30)))
     assert (reason, "21 to 29" in message) == (Reason.LEDGER_BEHIND, True)
 
 
@@ -312,7 +309,7 @@ def test_a_loss_that_nobody_accepted_is_not_open() -> None:
     balance = Balance(SlotBalance(next_slot=10), facts=(LEARNER, Generation(1, 10, 0, NOW_S)))
     desk = Desk(make_accounts(balance))
     assert desk.accounts.open_loss is None
-    assert refused(opened(desk, version=7))[0] is Reason.LEDGER_BEHIND
+    assert refusal_of(opened(desk, version=7))[0] is Reason.LEDGER_BEHIND
 
 
 def test_a_lost_group_is_passed_over_once_and_doubled_the_second_time() -> None:
@@ -357,16 +354,16 @@ def test_a_learner_may_be_the_first_of_a_ledger_from_before_it_came_where_the_lo
 @pytest.mark.parametrize(
     ("slots", "named"),
     [
-        ((), ""),
-        (((0, 1),), ""),
-        (((0, 0),), ""),  # it may know of fewer
-        (((0, 2),), r"counts 1 slots .* 2 \(leased\)"),
-        (((0, 1), (3, 3)), r"counts 1 slots .* 3 \(spooled\)"),
-        (((0, 900),), r"counts 3 slots .* 2 \(leased\), 3 \(spooled\), 900 \(never leased\)"),
+        ((), ()),
+        (((0, 1),), ()),
+        (((0, 0),), ()),  # it may know of fewer
+        (((0, 2),), ("1", "2 (leased)")),
+        (((0, 1), (3, 3)), ("1", "3 (spooled)")),
+        (((0, 900),), ("3", "2 (leased)", "3 (spooled)", "900 (never leased)")),
     ],
 )
 def test_a_learner_that_counts_a_slot_as_trained_on_which_the_ledger_does_not_is_refused(
-    desk: Desk, slots: tuple[tuple[int, int], ...], named: str
+    desk: Desk, slots: tuple[tuple[int, int], ...], named: tuple[str, ...]
 ) -> None:
     """As of a checkpoint in which a bit flipped: it would refuse every group of these slots."""
     desk.trust("s1")
@@ -379,6 +376,5 @@ def test_a_learner_that_counts_a_slot_as_trained_on_which_the_ledger_does_not_is
     if not named:
         assert desk.settle(step_history.drain_opens(desk.accounts, hello)).refusal is None
         return
-    with pytest.raises(RefusedError, match=named) as error:
+    with refused(Reason.ROLLBACK, *named):
         step_history.drain_opens(desk.accounts, hello)
-    assert error.value.reason is Reason.ROLLBACK

@@ -94,7 +94,7 @@ def test_the_newest_two_checkpoints_are_kept_and_the_masters_of_every_nth_versio
     for version in (8, 9, 10, 11):
         save(store, policy, optimizer, Progress(version), JournalPlace(version))
     assert versions_in(tmp_path) == [8, 10, 11]
-    assert [place.next_segment for place in store.places()] == [10, 11]
+    assert [place.next_entry for place in store.places()] == [10, 11]
     assert sorted(path.name for path in (tmp_path / "000000000008").iterdir()) == ["index.json", "masters"]
     assert restore(store, policy, optimizer)[0].version == 11
 

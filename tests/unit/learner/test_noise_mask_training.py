@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from learner.classifier import error, fine_tune
 from learner.config import LearnerConfig
 from learner.intake.group_verdict import GroupRules, judge
 from learner.objective.advantage import leave_one_out_advantage
@@ -21,14 +20,15 @@ from learner.training.sliced_loading import EmptyModel
 from learner.training.step_loss import StepLoss, add_gradient
 from learner.training.train_step import train_step
 from node.errors import StartupError
-from node.mask_network import NoiseMaskClassifier, NoiseMaskModel, log_density, read_prompts
+from node.kinds.noise_mask.classifier import error, fine_tune
+from node.kinds.noise_mask.network import NoiseMaskClassifier, NoiseMaskModel, log_density, read_prompts
 from node.rollout import RolloutGroup
 from node.verdict import Verdict
 from support.groups import make_group
 from support.noise_mask import engine_of, make_masks, masked_group
 from support.tiny_model import make_tiny_model
 
-AS_RELEASED = "learner.objective.as_released:as_released"
+AS_RELEASED = "node.kinds.noise_mask.as_released:as_released"
 IMAGES, MASKS = 3, 4
 CPU = torch.device("cpu")
 

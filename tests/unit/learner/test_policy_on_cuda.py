@@ -21,7 +21,7 @@ from learner.training.model import Policy, load_policy, load_reference
 from learner.training.random_state import RandomState
 from learner.training.train_step import StepOutcome, train_step
 from learner.training.version_coder import LocalCoder
-from node.rankings import as_text
+from node.kinds.ranking.values import as_text
 from node.rollout import RolloutGroup
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec

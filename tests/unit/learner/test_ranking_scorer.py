@@ -9,11 +9,11 @@ import torch
 from learner.objective.advantage import leave_one_out_advantage
 from learner.objective.batch import ObjectiveBatch
 from learner.objective.registry import load_objective
-from learner.training import ranking_scorer
 from learner.training.micro_batches import collate
 from learner.training.model import load_policy
-from learner.training.ranking_scorer import RankingScorer, ranking_logprobs
-from node.rankings import prompt_of, ranking_logprob
+from node.kinds.ranking import scorer as ranking_scorer
+from node.kinds.ranking.scorer import RankingScorer, ranking_logprobs
+from node.kinds.ranking.values import prompt_of, ranking_logprob
 from node.rollout import RolloutGroup
 from support.groups import SAMPLING, make_completion, make_group
 from support.ranking import make_ranker

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from learner.config import LearnerConfig
 from learner.training.model import load_policy
-from learner.training.rate_schedule import rate_share
+from learner.training.optimizer import rate_share
 from learner.training.train_step import train_step
 from support.groups import make_group
 from support.step_settings import make_step_settings

@@ -31,7 +31,7 @@ def page_of(view: RunView) -> str:
         HOSTILE,
         Items((HOSTILE,)),
         Grid((HOSTILE,), ((HOSTILE,),)),
-        Quotation(HOSTILE, Tone.LEVEL),
+        Quotation(HOSTILE, HOSTILE, Tone.LEVEL),
         Curve(HOSTILE, (Series(HOSTILE, [(1, 2.0), (2, 3.0)]),), [(1, HOSTILE)]),
     ],
 )

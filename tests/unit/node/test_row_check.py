@@ -8,8 +8,8 @@ import pytest
 
 from node.coordinator.data.rows import RowCheck, Rows
 from node.grading.jsonl_options import JsonlOptions
-from node.questions.noise_mask_row import NoiseMaskOptions
-from node.questions.ranking_row import RankingOptions
+from node.kinds.noise_mask.row import NoiseMaskOptions
+from node.kinds.ranking.row import RankingOptions
 from node.questions.row_check import MOST_KINDS, RowTally, check_row
 from node.questions.row_error import RowError
 from node.task_options import TaskOptions

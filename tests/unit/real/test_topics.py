@@ -7,7 +7,7 @@ import pytest
 
 from deploy.real.real_plan import NOISE_MASK, RANKING, TASK_FILES, Plan
 from deploy.real.topics import ROWS, TOPICS, write_topics
-from sampler.tasks.ranking_task import RankingTask
+from node.kinds.ranking.task import RankingTask
 from sampler.tasks.task import CompletionText
 
 

@@ -10,7 +10,7 @@ from node.clock import moment
 from node.errors import Reason, RefusedError
 from node.identity.identity_store import Identity
 from node.rpc.channel import ConnectionLost, TlsFailure
-from node.rpc.clock_comparison import Finding, Wait, compare_clocks
+from node.rpc.clock_comparison import ClockFinding, Wait, compare_clocks
 from support.identity import make_run
 
 DAY_S = 86400.0
@@ -35,7 +35,7 @@ def closed(tls: TlsFailure | None = TlsFailure.CLOSED) -> ConnectionLost:
     return lost
 
 
-def found(error: RefusedError | ConnectionLost, own: Identity, now: float) -> Finding:
+def found(error: RefusedError | ConnectionLost, own: Identity, now: float) -> ClockFinding:
     finding = compare_clocks(error, own, now=now)
     assert finding is not None
     assert f"this machine's clock says {moment(now)}" in finding.what

@@ -123,3 +123,28 @@ async def test_a_connection_nobody_has_called_over_is_shut_and_a_members_is_not(
             with pytest.raises(TimeoutError):
                 member.recv(1)
     assert refusals == [("connections", Reason.BUSY)]
+
+
+@pytest.mark.parametrize(("role", "shut"), [(Role.RELAY, 1), (Role.SAMPLER, 3)])
+async def test_strangers_who_come_where_a_relay_calls_from_are_taken_for_samplers_behind_it(
+    monkeypatch: pytest.MonkeyPatch, role: Role, shut: int
+) -> None:
+    refusals: list[Reason] = []
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        port = listener.getsockname()[1]
+        member, *_ = (
+            stack.enter_context(connected(listener, ("127.0.0.1", port)))
+            for _ in range(1 + descriptors.CONNECTIONS_PER_PEER + shut)
+        )
+        owners, stopping = Owners(), asyncio.Event()
+        owners.note("ipv4:{}:{}".format(*member.getsockname()), Peer("run", role, "named"))
+        monkeypatch.setattr(descriptors, "limit", lambda: 500)
+        looks = iter([500 - descriptors.reserve(500) + 1])  # one too many, once
+        monkeypatch.setattr(descriptors, "open_now", lambda: next(looks, 0))
+        guard = ConnectionGuard(port, owners, lambda *, service, reason: refusals.append(reason))
+        guarding = asyncio.create_task(guard.run(stopping))
+        await until(lambda: len(refusals) >= shut)
+        stopping.set()
+        await guarding
+    assert len(refusals) == shut

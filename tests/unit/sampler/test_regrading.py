@@ -7,10 +7,10 @@ from itertools import permutations
 import numpy as np
 import pytest
 
+from node.kinds.ranking.task import METRICS
 from node.rollout import Finish, RewardCheck, RewardFinding, RolloutGroup
 from node.wire.rollouts import group_from_wire, group_to_wire
 from sampler.rollouts.regrading import TOLERANCE, compared, completion_texts, misstated_finish
-from sampler.tasks.ranking_task import METRICS
 from support.groups import make_group
 
 

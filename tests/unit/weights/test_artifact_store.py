@@ -8,7 +8,8 @@ from node.errors import Reason
 from node.policy import ArtifactKey
 from node.weights.assembly.held import HeldPolicy
 from node.weights.store.artifact_store import ArtifactStore
-from support.weights import LAYOUT, Learner, flip_bit, frames_file, keys, refused
+from support.refusals import refused
+from support.weights import LAYOUT, Learner, flip_bit, frames_file, keys
 
 KEY = ArtifactKey(1, 0)
 

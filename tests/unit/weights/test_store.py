@@ -11,7 +11,8 @@ from node.policy import ArtifactKey
 from node.weights.assembly.held import HeldPolicy
 from node.weights.store.artifact_directories import INCOMING_ARTIFACTS
 from node.weights.store.artifact_store import ArtifactStore
-from support.weights import LAYOUT, Learner, flip_bit, frames_file, keys, offsets, put_version, refused
+from support.refusals import refused
+from support.weights import LAYOUT, Learner, flip_bit, frames_file, keys, offsets, put_version
 
 
 def test_an_artifact_is_invisible_until_its_last_frame(store: ArtifactStore, learner: Learner) -> None:

@@ -8,7 +8,8 @@ from node.errors import Reason, StartupError
 from node.policy import ArtifactKey
 from node.weights.store.artifact_store import ArtifactStore
 from support.full_disk import full_disk
-from support.weights import Learner, keys, put_version, refused
+from support.refusals import refused
+from support.weights import Learner, keys, put_version
 
 
 def test_a_full_disk_refuses_the_frame_and_serves_on(learner: Learner, tmp_path: Path) -> None:

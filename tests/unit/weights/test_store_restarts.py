@@ -8,7 +8,8 @@ import pytest
 
 from node.errors import Reason
 from node.weights.store.artifact_store import ArtifactStore
-from support.weights import Learner, flip_bit, frames_file, keys, refused
+from support.refusals import refused
+from support.weights import Learner, flip_bit, frames_file, keys
 
 
 def test_an_upload_cut_by_a_kill_goes_on_with_the_missing_frames(learner: Learner, tmp_path: Path) -> None:

@@ -8,18 +8,18 @@ from torch.nn import functional
 
 from learner.training.micro_batches import MicroBatch
 from learner.training.scorer import UNBOUNDED, Scorer
-from node.mask_network import NoiseMaskModel, log_density, read_prompts
-from node.noise_masks import MaskSizes
+from node.kinds.noise_mask.network import NoiseMaskModel, log_density, read_prompts
+from node.kinds.noise_mask.values import MaskSizes
 from node.rollout import RolloutGroup
 
 
 class NoiseMaskScorer(Scorer):
-    """See ``node.noise_masks``. Both networks are small, and compute in the type of their parameters."""
+    """See ``values``. Both networks are small, and compute in the type of their parameters."""
 
     model: NoiseMaskModel
 
-    def __init__(self, model: NoiseMaskModel) -> None:
-        """Wrap ``model``."""
+    def __init__(self, model: NoiseMaskModel, *, compute_dtype: torch.dtype | None = None) -> None:
+        """Wrap ``model``; ``compute_dtype`` is for larger ones."""
         super().__init__(model, compute_dtype=None)
         self.context_tokens = UNBOUNDED
         self._sizes = MaskSizes.of(model.config.to_dict())

@@ -13,6 +13,8 @@ import pyarrow.parquet
 import pytest
 
 from learner.config import LearnerConfig
+from node.checks.check import DRY_RUN, Finding, Grade, examine
+from node.checks.start_checks import start_checks
 from node.config.settings import NodeConfig, NodeSection, TelemetrySection
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.data.row_sources import open_rows
@@ -21,8 +23,7 @@ from node.coordinator.work.balance import Transaction
 from node.coordinator.work.slots import Slot, SlotState
 from node.enrolment.init_run import init_run
 from node.enrolment.tokens import issue_token
-from node.errors import ConfigError, NotReadyError
-from node.process.preflight import check_everything
+from node.errors import ConfigError
 from node.run import Role
 from sampler.config import SamplerConfig, VerifierConfig
 from support.identity import MadeRun, make_run
@@ -68,12 +69,15 @@ def write_token(made: MadeRun, directory: Path, *, mode: int = 0o600, **changes:
     path.chmod(mode)
 
 
+def findings_of(config: NodeConfig, *roles: Role) -> list[Finding]:
+    return list(examine(start_checks(config, roles, now=NOW_S), needs=DRY_RUN))
+
+
 def faults(config: NodeConfig, *roles: Role, warned: list[str] | None = None) -> list[str]:
-    try:
-        check_everything(config, roles, now=NOW_S, warn=([] if warned is None else warned).append)
-    except NotReadyError as error:
-        return [str(fault) for fault in error.faults]
-    return []
+    findings = findings_of(config, *roles)
+    if warned is not None:
+        warned += [f"{one.what}. {one.fix}" for one in findings if one.grade is Grade.WARN]
+    return [str(one.fault) for one in findings if one.fault is not None]
 
 
 def test_a_sampler_that_would_start_has_no_faults(made: MadeRun, tmp_path: Path) -> None:
@@ -186,9 +190,9 @@ def test_a_model_whose_index_names_a_shard_that_is_not_there_is_found(made: Made
 def test_tls_that_is_off_towards_another_machine_is_a_fault_of_the_configuration(
     made: MadeRun, tmp_path: Path
 ) -> None:
-    with pytest.raises(NotReadyError) as raised:
-        check_everything(sampler(made, tmp_path, tls=False), [Role.SAMPLER], now=NOW_S, warn=print)
-    (fault,) = raised.value.faults
+    (fault,) = filter(
+        None, (one.fault for one in findings_of(sampler(made, tmp_path, tls=False), Role.SAMPLER))
+    )
     assert isinstance(fault, ConfigError)
     assert (fault.key, fault.value) == ("node.coordinator", "hub:7700")
 
@@ -267,17 +271,17 @@ def test_data_that_a_start_would_refuse_is_found(
     assert said in found
 
 
-def test_a_dry_run_ends_with_what_it_checked(made: MadeRun, tmp_path: Path) -> None:
+def test_each_check_says_what_is_right(made: MadeRun, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"prompt": "1+1=", "answer": "2"}\n' * 3)
     config = coordinator(made, task="jsonl", data={"file": file}, task_options={"grader": "number"})
-    told: list[str] = []
-    checked = check_everything(config, [Role.COORDINATOR], now=NOW_S, warn=told.append, told=told.append)
-    assert checked == (
-        "checked the configuration, state directories, run file, keys, packages, all 3 rows of rows.jsonl "
-        "(each can be a prompt and has an answer for the grader number): nothing is wrong"
+    findings = findings_of(config, Role.COORDINATOR)
+    assert {one.grade for one in findings} == {Grade.OK}
+    layers = ["state directory", "run file", "identity", "authority", "data"]
+    assert [one.layer for one in findings] == layers
+    assert findings[-1].what == (
+        "all 3 rows of rows.jsonl (each can be a prompt and has an answer for the grader number)"
     )
-    assert not told
 
 
 @pytest.mark.parametrize(
@@ -308,11 +312,9 @@ def test_other_rows_than_the_run_began_with_are_found(
         config = NodeConfig(
             node=NodeSection(state_dir=made.directory), telemetry=TelemetrySection(), coordinator=write(rows)
         )
-        try:
-            found = check_everything(config, [Role.COORDINATOR], now=NOW_S, warn=print)
-        except NotReadyError as error:
-            found = str(error)
-    assert said in found
+        *_, last = findings_of(config, Role.COORDINATOR)
+    assert last.layer == "data"
+    assert said in last.what
 
 
 def test_rows_that_are_too_long_for_the_model_are_a_warning_that_names_keys_that_help(
@@ -334,7 +336,7 @@ def test_rows_that_are_too_long_for_the_model_are_a_warning_that_names_keys_that
     assert warned == [
         "1 of 2 prompts have more than 40 tokens, which is what model, max_new_tokens and max_prompt_tokens "
         "leave; the first is row 1 with 100. They are set aside one by one during the run: shorten or remove "
-        "these rows, or lower coordinator.max_new_tokens"
+        "these rows, or lower coordinator.max_new_tokens. "
     ]
 
 

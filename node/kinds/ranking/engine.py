@@ -1,6 +1,6 @@
 """The ranking engine: a sequence classifier with one label, whose scores rankings are drawn from.
 
-A request is a query with its candidates (``node.rankings``). A step scores the candidates of some requests
+A request is a query with its candidates (``values``). A step scores the candidates of some requests
 and draws all of their rankings, best first from scores with Gumbel noise: nothing runs across versions.
 """
 
@@ -12,13 +12,20 @@ from numpy.typing import NDArray
 from transformers import AutoModelForSequenceClassification
 
 from node.errors import Reason, RefusedError
-from node.limits import PAIRED_TOKENS
-from node.policy_kind import model_config
-from node.rankings import Pairs, joined, pairs_of, prompt_of, ranking_logprob, separator_of
+from node.kinds.ranking.tokenizer import RankingTokenizer
+from node.kinds.ranking.values import (
+    PAIRED_TOKENS,
+    Pairs,
+    joined,
+    pairs_of,
+    prompt_of,
+    ranking_logprob,
+    separator_of,
+)
+from node.kinds.registry import model_config
 from node.rollout import Completion, Finish
 from sampler.engines.engine import EngineSettings, GenerationRequest
 from sampler.engines.live_model import LiveModel
-from sampler.engines.ranking_tokenizer import RankingTokenizer
 from sampler.engines.whole_request_engine import ROWS_AT_ONCE, WholeRequestEngine
 
 

@@ -10,14 +10,16 @@ a logprob as a token has. Neural PG-RANK, arXiv:2310.04407.
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from node.errors import Reason, RefusedError, StartupError
-from node.limits import PAIRED_TOKENS
 from node.rollout import RolloutGroup
+
+PAIRED_TOKENS: Final = 1 << 22
+"""Most tokens of a ranking: its candidates times the longest, each with the query before it."""
 
 
 class Pairs(NamedTuple):
@@ -69,7 +71,7 @@ def read_text(prompt: object) -> tuple[str, list[str]]:
     raise RefusedError(
         Reason.MALFORMED,
         f"the model ranks, and the prompt {str(prompt)[:100]!r} is not a query with candidates",
-        fix="use the task ranking, or return as_text(query, candidates) of node.rankings from prompt()",
+        fix="use the task ranking, or return as_text(query, candidates) of node.kinds.ranking.values",
     )
 
 

@@ -1,10 +1,10 @@
 """The task ``noise_mask``: an image and its label for each row; the engine's classifier gives the reward."""
 
-from typing import Any
+from typing import Any, Final
 
 from node.grading.completion import CompletionText, Row
-from node.noise_masks import as_text
-from node.questions.noise_mask_row import NoiseMaskOptions, noise_mask_row
+from node.kinds.noise_mask.row import NoiseMaskOptions, noise_mask_row
+from node.kinds.noise_mask.values import as_text
 
 
 class NoiseMaskTask:
@@ -22,3 +22,7 @@ class NoiseMaskTask:
         if completion.measured is None:
             raise ValueError("the engine measured nothing: the model is not a policy of the kind noise_mask")
         return completion.measured
+
+
+TASK: Final = NoiseMaskTask
+OPTIONS: Final = NoiseMaskOptions

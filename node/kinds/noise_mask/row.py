@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from node.noise_masks import read_row
+from node.kinds.noise_mask.values import read_row
 from node.questions.row_error import RowError, found_in
 from node.task_options import TaskOptions
 

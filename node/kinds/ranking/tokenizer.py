@@ -8,17 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from node.errors import Reason, RefusedError
-from node.policy_kind import PolicyKind, kind_of, model_config
-from node.rankings import prompt_of, read_text, separator_of
+from node.kinds.ranking.values import prompt_of, read_text, separator_of
+from node.kinds.registry import model_config
 from sampler.engines.model_tokenizer import ModelTokenizer
 
 
-def tokenizer_of(model_dir: Path) -> "ModelTokenizer | RankingTokenizer":
-    """Return the tokenizer of a model of either kind; OSError or ValueError if it cannot be loaded."""
-    tokenizer = ModelTokenizer(model_dir)
-    if kind_of(model_dir) is PolicyKind.RANKING:
-        return RankingTokenizer(tokenizer, separator=separator_of(model_config(model_dir)))
-    return tokenizer
+def ranking_tokenizer(tokenizer: ModelTokenizer, model_dir: Path) -> "RankingTokenizer":
+    """Return the tokenizer of a model that ranks, given that of its texts."""
+    return RankingTokenizer(tokenizer, separator=separator_of(model_config(model_dir)))
 
 
 class RankingTokenizer:
@@ -37,7 +34,7 @@ class RankingTokenizer:
         prompt: str | Sequence[Mapping[str, Any]],
         template_arguments: Mapping[str, Any] | None = None,
     ) -> NDArray[np.int32]:
-        """Tokenize what ``node.rankings.as_text`` wrote.
+        """Tokenize what ``values.as_text`` wrote.
 
         Raises:
             RefusedError: MALFORMED; it is something else.

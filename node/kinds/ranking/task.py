@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from node.grading.completion import CompletionText, Graded, Row
-from node.questions.ranking_row import RankingOptions, ranking_row
-from node.rankings import as_text
+from node.kinds.ranking.row import RankingOptions, ranking_row
+from node.kinds.ranking.values import as_text
 
 
 def ndcg(relevance: Sequence[float], order: Sequence[int], k: int) -> float:
@@ -55,3 +55,7 @@ class RankingTask:
 
 def _gain(relevance: Sequence[float]) -> float:
     return sum(value / math.log2(place + 2) for place, value in enumerate(relevance))
+
+
+TASK: Final = RankingTask
+OPTIONS: Final = RankingOptions

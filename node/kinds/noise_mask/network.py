@@ -19,7 +19,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from node.noise_masks import EDGE, LEVELS
+from node.kinds.noise_mask.values import EDGE, LEVELS
 
 OWN_SHARE: Final = 0.1
 """Share of the image's own parameters in those drawn from; the rest is the base."""

@@ -16,8 +16,15 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from learner.training.scorer import UNBOUNDED, Scorer
-from node.limits import PAIRED_TOKENS
-from node.rankings import Pairs, joined, objection, pair_lengths, pairs_of, separator_of
+from node.kinds.ranking.values import (
+    PAIRED_TOKENS,
+    Pairs,
+    joined,
+    objection,
+    pair_lengths,
+    pairs_of,
+    separator_of,
+)
 from node.rollout import RolloutGroup
 
 _NO_CANDIDATE: Final = -1e20
@@ -25,7 +32,7 @@ _NO_CANDIDATE: Final = -1e20
 
 
 class RankingScorer(Scorer):
-    """A sequence classifier with one label; see ``node.rankings``."""
+    """A sequence classifier with one label; see ``values``."""
 
     def __init__(self, model: PreTrainedModel, *, compute_dtype: torch.dtype | None) -> None:
         """Wrap ``model``, which stays in evaluation mode."""
@@ -115,7 +122,7 @@ class RankingScorer(Scorer):
 
 
 def ranking_logprobs(scores: Tensor, order: Tensor) -> Tensor:
-    """Return log p at each position of rankings, [rankings, ranked]; as ``node.rankings.ranking_logprob``.
+    """Return log p at each position of rankings, [rankings, ranked]; as ``values.ranking_logprob``.
 
     Args:
         scores: [rankings, candidates], _NO_CANDIDATE where there is none.

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from node.errors import Reason, RefusedError
-from node.mask_network import NoiseMaskModel, log_density, read_prompts
-from node.noise_masks import EDGE, MaskSizes
+from node.kinds.noise_mask.network import NoiseMaskModel, log_density, read_prompts
+from node.kinds.noise_mask.values import EDGE, MaskSizes
 from node.rollout import Completion, Finish
 from sampler.engines.engine import PROBE_ID, EngineSettings, GenerationRequest
 from sampler.engines.live_model import LiveModel

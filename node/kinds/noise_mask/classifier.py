@@ -1,4 +1,4 @@
-"""``python -m learner.classifier``: drop the policy of an exported noise mask, fine-tune its classifier.
+"""``python -m node.kinds.noise_mask.classifier``: drop an exported policy, fine-tune its classifier.
 
 exported directory of both --> classifier alone --> epochs on clean images --> directory of the classifier
 """
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from node.mask_network import NoiseMaskClassifier, read_prompts
-from node.noise_masks import read_row
-from node.questions.noise_mask_row import NoiseMaskOptions
+from node.kinds.noise_mask.network import NoiseMaskClassifier, read_prompts
+from node.kinds.noise_mask.row import NoiseMaskOptions
+from node.kinds.noise_mask.values import read_row
 from node.task_options import column_of
 
 IMAGES_AT_ONCE: Final = 32
@@ -47,7 +47,7 @@ def main() -> int:
     """Fine-tune and save; print the error on the same images before and after."""
     options = NoiseMaskOptions()
     parser = argparse.ArgumentParser(
-        prog="python -m learner.classifier", description=__doc__.partition("\n")[0]
+        prog="python -m node.kinds.noise_mask.classifier", description=__doc__.partition("\n")[0]
     )
     add = parser.add_argument
     add("export", type=Path, help="what `heterorl-node export` wrote")
