@@ -95,7 +95,6 @@ class Row:
     status_s: float
     rpc_s: float
     lost: int
-    metric_reports: int
     relays: int
     relay_mb: float
     relay_cores: float
@@ -200,7 +199,6 @@ async def measured(peers: int, arguments: argparse.Namespace) -> Row:
         status_s=round(status_s, 2),
         rpc_s=round(rpc_s, 3),
         lost=sum(report["lost"] for report in seen),
-        metric_reports=sum(report["reports"] for report in seen),
         relays=len(relays),
         relay_mb=round(relay_bytes / 1e6, 1),
         relay_cores=round(relays_cpu_s / took_s, 3),

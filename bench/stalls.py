@@ -184,6 +184,7 @@ class StalledRun(RunSession):
             "listen": f"127.0.0.1:{ports.members}",
             "enrolment_listen": f"127.0.0.1:{ports.enrolment}",
             "task": TASK,
+            "prompts": StallingTask.prompts,
             "prompt_seed": self._seed,
             "group_size": GROUP_SIZE,
             "batch_groups": BATCH_GROUPS,

@@ -62,7 +62,6 @@ from node.rollout import RolloutGroup
 from node.rpc.channel import Backoff, Purpose, dial
 from node.rpc.hub import Hub
 from node.run import Role
-from node.telemetry.metrics import snapshot
 from node.text_rules import TextRules
 from node.tokenizer import chat_template_digest, tokenizer_digest
 from node.weights.assembly.public_base import PublicBase
@@ -290,7 +289,7 @@ def _join(
     reports = PeerReports(
         held=lambda: PolicyVersion(state.version),
         waits_for=lambda: context.node_metrics.waits_for or state.completion,
-        metrics=lambda: snapshot(context.registry, Role.LEARNER),
+        machine=context.machine_figures,
         step_report=lambda: evidence.report_of(state.progress.step),
         teaching=lambda: evidence.teaching,
         base=lambda: restored.base.model,

@@ -95,8 +95,6 @@ CHANGES_PER_HEARTBEAT: Final = 8
 PROBE_S: Final = 300.0
 """Least time between two groups of a sampler that is quarantined: so few that what they train is nothing."""
 VERDICTS_PER_HEARTBEAT: Final = 4096
-METRIC_FAMILIES_PER_HEARTBEAT: Final = 1000
-METRIC_SAMPLES_PER_HEARTBEAT: Final = 10_000
 
 REVOCATIONS: Final = 16_384
 """Node ids shut out of a run: 1 MiB in the heartbeat that carries a change to a relay."""

@@ -7,6 +7,7 @@ from typing import Final
 from node import limits
 from node.evaluation import NO_EVALUATIONS, EvaluationStatus
 from node.failure import BadPrompt
+from node.peer_figures import MachineFigures, SamplerFigures
 from node.policy import PolicyVersion
 from node.sampling_parameters import SamplingParameters
 
@@ -148,6 +149,8 @@ class PeerStatus:
     software_version: str = ""
     protocol: int = 0
     """The newest that it speaks."""
+    machine: MachineFigures | None = None
+    sampler: SamplerFigures | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,9 @@ class SamplerMetrics(GraderMetrics):
         super().__init__(registry, "sampler", _READINGS)
 
         new = MetricFactory(registry, "sampler")
-        self.tokens = new.counter("tokens", "Tokens drawn for finished groups.")
+        self.drawn_tokens = 0
+        """Tokens drawn for finished groups."""
+        self._tokens = new.counter("tokens", "Tokens drawn for finished groups.")
         self.decode_steps = new.counter(
             "decode_steps", "Decode steps, each a token of every running completion."
         )
@@ -136,6 +138,11 @@ class SamplerMetrics(GraderMetrics):
         self.probe_failures = new.counter("probe_failures", "Probes of a version that had no finite logprob.")
         for fault in FAULTS:
             self._prompt_faults.labels(fault)
+
+    def count_tokens(self, tokens: int) -> None:
+        """Count tokens drawn for a finished group."""
+        self.drawn_tokens += tokens
+        self._tokens.inc(tokens)
 
     def count_prompt_fault(self, fault: Failure) -> None:
         self._prompt_faults.labels(fault).inc()

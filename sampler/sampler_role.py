@@ -13,6 +13,7 @@ submitted, and nobody writes to the engine's words once it is closed.
 
 import asyncio
 import random
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -24,12 +25,14 @@ from node.clients.rollout_client import SamplerRolloutClient
 from node.enrolment.move_notice import MovedCoordinator
 from node.errors import StartupError
 from node.identity.peer import Peer
+from node.peer_figures import SamplerFigures
 from node.process.role_context import RoleContext
 from node.process.service import Service, StopsAfter
 from node.rpc.channel import Backoff, Caller, Purpose, dial
 from node.rpc.hub import Hub
 from node.run import Role
-from node.telemetry.metrics import NodeMetrics, snapshot
+from node.telemetry.metrics import NodeMetrics
+from node.telemetry.pace import Pace
 from node.text_rules import TextRules
 from node.tokenizer import chat_template_digest
 from node.weights.transfer.fetcher import Fetcher
@@ -90,7 +93,23 @@ async def build(context: RoleContext) -> list[Service]:
     pipeline = _pipeline(
         context, engine, engine_thread, policy, work_queue, hub=hub, caller=caller, metrics=metrics
     )
-    membership = _membership(context, moved, caller, control, engine, pipeline, policy_sync, policy, held)
+    pace = Pace(lambda: metrics.drawn_tokens, monotonic=context.clock.monotonic)
+    membership = _membership(
+        context,
+        moved,
+        caller,
+        control,
+        engine,
+        pipeline,
+        policy_sync,
+        policy,
+        held,
+        figures=lambda: SamplerFigures(
+            starving_s=policy_sync.starving_s(),
+            tokens_per_s=pace.per_s(),
+            price_per_hour=config.price_per_hour or None,
+        ),
+    )
     rollouts = RolloutLoop(
         pipeline,
         membership=membership,
@@ -228,6 +247,8 @@ def _membership(
     policy_sync: PolicySync,
     policy: ServedPolicy,
     held: HeldVersion,
+    *,
+    figures: Callable[[], SamplerFigures],
 ) -> MembershipClient:
     model_dir = context.config.section(SamplerConfig).model_dir
     rules = TextRules.of(model_dir)
@@ -249,7 +270,8 @@ def _membership(
         reports=PeerReports(
             held=lambda: policy.served,
             waits_for=lambda: _waits_for(context.node_metrics, pipeline.leasing, policy_sync),
-            metrics=lambda: snapshot(context.registry, Role.SAMPLER),
+            machine=context.machine_figures,
+            sampler=figures,
             running_leases=lambda: pipeline.leasing.work_queue.lease_ids,
             base=lambda: held.base_model,
         ),

@@ -15,7 +15,6 @@ from node.process.service import Service, StopsAfter
 from node.rpc.channel import Backoff, Purpose, dial
 from node.rpc.hub import Hub
 from node.run import Role
-from node.telemetry.metrics import snapshot
 from node.text_rules import TextRules
 from node.tokenizer import chat_template_digest
 from sampler.config import VerifierConfig
@@ -65,7 +64,7 @@ async def build(context: RoleContext) -> list[Service]:
         reports=PeerReports(
             held=lambda: None,
             waits_for=lambda: context.node_metrics.waits_for,
-            metrics=lambda: snapshot(context.registry, Role.VERIFIER),
+            machine=context.machine_figures,
         ),
         notices=Notices(task_changed=task_changed.set, moved=moved.learn),
     )

@@ -42,7 +42,7 @@ class Stage(RunSession):
             self.directory, enrolled=SAMPLERS, children=children, ready_timeout_s=READY_TIMEOUT_S
         )
         self.run_id = root.name
-        self._task = f"{task.__module__}:{task.__name__}"
+        self._task, self._prompts = f"{task.__module__}:{task.__name__}", task.prompts
         self._changes = changes or {}
 
     async def begin(self, model: Path) -> None:
@@ -89,6 +89,7 @@ class Stage(RunSession):
             "listen": f"127.0.0.1:{ports.members}",
             "enrolment_listen": f"127.0.0.1:{ports.enrolment}",
             "task": TASK,
+            "prompts": self._prompts,
             "group_size": GROUP_SIZE,
             "batch_groups": 8,
             "max_staleness_versions": 32,

@@ -27,9 +27,9 @@ import uvloop
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from bench.peer_lab import http2
-from bench.peer_lab.reports import sampler_metrics
 from heterorl.v1 import common_pb2, membership_pb2
 from node import descriptors
+from node.clients.heartbeats import FIGURES_EVERY_S
 from node.enrolment.authority import LEAF_LIFETIME_S, Authority
 from node.enrolment.init_run import AUTHORITY_DIRECTORY
 from node.identity.certificates import key_to_pem, new_key
@@ -44,6 +44,12 @@ _OPENING: Final = 64
 """Handshakes at once: as many as a fleet that comes back after a cut, thinned out by its backoff."""
 
 _JOIN, _HEARTBEATS = 1, 3
+
+_MACHINE: Final = membership_pb2.MachineFigures(
+    disk_free_ratio=0.5, certificate_expiry_s=3e7, mended_frames=0, source_lies=0
+)
+_SAMPLER: Final = membership_pb2.SamplerFigures(starving_s=0.0, tokens_per_s=1500.0, price_per_hour=0.5)
+"""The numbers that a real sampler reports."""
 """Streams of a connection."""
 
 
@@ -71,13 +77,10 @@ class Fleet:
         self._authority = Authority.load(run / Role.COORDINATOR / AUTHORITY_DIRECTORY)
         self.run_id = self._authority.run_id
         self.hub = server_name(self.run_id, Role.COORDINATOR)
-        self.metrics = sampler_metrics()
-        self.values = [sample.value for family in self.metrics for sample in family.samples]
         self.latencies_s: list[float] = []
         self.pauses_s: list[float] = []
         self.lost = self.refused_joins = 0
         self.first_loss = ""
-        self.reports = 0
         self.connections: set[Connection] = set()
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._context.load_verify_locations(cadata=self._authority.certificate_pem.decode())
@@ -140,12 +143,11 @@ class Fleet:
             "heartbeats": len(self.latencies_s),
             "latencies_s": sorted(self.latencies_s),
             "pause_s": sum(self.pauses_s) / max(1, len(self.pauses_s)),
-            "reports": self.reports,
             "lost": self.lost,
             "refused_joins": self.refused_joins,
             "first_loss": self.first_loss,
         }
-        self.latencies_s, self.pauses_s, self.reports = [], [], 0
+        self.latencies_s, self.pauses_s = [], []
         return json.dumps(seen)
 
     def _peer(self, number: int) -> Peer:
@@ -165,9 +167,7 @@ class Connection(asyncio.Protocol):
         self._is_secure = self._is_lost = False
         self._sequence = 0
         self._sent_s = 0.0
-        self._metrics_every_s: float | None = None
-        self._metrics_sent_s = 0.0
-        self._wants_whole_metrics = True
+        self._figures_sent_s = -FIGURES_EVERY_S
         self._held = common_pb2.PolicyVersion()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -240,8 +240,6 @@ class Connection(asyncio.Protocol):
     def _note(self, answer: membership_pb2.HeartbeatResponse) -> None:
         fleet = self._fleet
         fleet.latencies_s.append(time.perf_counter() - self._sent_s)
-        self._metrics_every_s = answer.metrics_every_s if answer.HasField("metrics_every_s") else None
-        self._wants_whole_metrics = answer.wants_whole_metrics
         self._held = answer.head
         pause_s = answer.next_heartbeat_s if answer.HasField("next_heartbeat_s") else fleet.every_s
         fleet.pauses_s.append(pause_s)
@@ -263,16 +261,11 @@ class Connection(asyncio.Protocol):
             waits_for="prompt lease: learner",
             instance=f"{id(self):016x}",
         )
-        is_due = self._metrics_every_s is not None
-        if is_due and self._sent_s - self._metrics_sent_s >= (self._metrics_every_s or 0.0):
-            self._metrics_sent_s = self._sent_s
-            self._fleet.reports += 1
-            if self._peer.role is not Role.SAMPLER:
-                pass
-            elif self._wants_whole_metrics:
-                request.metrics.extend(self._fleet.metrics)
-            else:
-                request.metric_values.extend(self._fleet.values)
+        if self._sent_s - self._figures_sent_s >= FIGURES_EVERY_S:
+            self._figures_sent_s = self._sent_s
+            request.machine.CopyFrom(_MACHINE)
+            if self._peer.role is Role.SAMPLER:
+                request.sampler.CopyFrom(_SAMPLER)
         self._send(http2.message(_HEARTBEATS, request.SerializeToString()))
 
     def _join(self) -> membership_pb2.JoinRequest:

@@ -68,7 +68,7 @@ def above_0(query: str) -> str:
 STALENESS: Final = "heterorl_coordinator_group_staleness_versions"
 HELD_OUT: Final = "heterorl_coordinator_evaluation_reward_mean"
 ERROR: Final = "heterorl_coordinator_evaluation_reward_standard_error"
-REWARD: Final = "heterorl_learner_reward_mean"
+REWARD: Final = "heterorl_coordinator_step_reward_mean"
 FAULTS: Final = "heterorl_coordinator_prompt_faults_total"
 ABANDONED: Final = "heterorl_coordinator_abandoned_prompts_total"
 
@@ -85,11 +85,11 @@ RUN_LEARNING: Final = (
           SECONDS, Kind.NUMBER),
     Panel("KL divergence", "Per token: from the policies that sampled to the one trained, and from that to "
           "the base model.",
-          {"behaviour": "heterorl_learner_kl_nats",
+          {"behaviour": "heterorl_coordinator_step_kl_nats",
            "base model": "heterorl_learner_reference_kl_nats"}, NATS),
     Panel("Effective sample size", "Share of the batch that the importance weights leave in effect, and "
           "share that was clipped.",
-          {"ESS": "heterorl_learner_ess_ratio", "clipped": "heterorl_learner_clip_ratio"}, SHARE),
+          {"ESS": "heterorl_coordinator_step_ess_ratio", "clipped": "heterorl_learner_clip_ratio"}, SHARE),
     Panel("Surprisal", "Minus the mean learner logprob; falls to 0 when the policy collapses.",
           {"nats": "heterorl_learner_surprisal_nats"}, NATS),
     Panel("Gradient norm", "Before clipping.", {"norm": "heterorl_learner_gradient_norm"}),
@@ -216,17 +216,16 @@ RUN: Final = Dashboard(
     },
 )
 
-PRICE: Final = "heterorl_sampler_price_per_hour"
-TOKENS: Final = "heterorl_sampler_tokens_total"
-FLEET_TOKENS: Final = "heterorl_fleet_sampler_tokens_total"
+PRICE: Final = "heterorl_coordinator_peer_price_per_hour"
+TOKENS: Final = "heterorl_coordinator_peer_tokens_per_second"
+FLEET_TOKENS: Final = "heterorl_coordinator_fleet_tokens_per_second_sum"
 TRANSFER: Final = "heterorl_node_transfer_bytes_total"
-FLEET_PRICE: Final = "heterorl_fleet_sampler_price_per_hour_sum"
+FLEET_PRICE: Final = "heterorl_coordinator_fleet_price_per_hour_sum"
 
 FLEET_WHO_IS_HERE: Final = (
     Panel("Peers", "By role and state.", {"{{role}} {{state}}": "heterorl_coordinator_peers > 0"}),
     Panel("Tokens", "Completion tokens per second: of all samplers, and of those shown by name.",
-          {"all samplers": per_second(FLEET_TOKENS),
-           "{{node}}": per_second(TOKENS + PEERS, "node")}, "suffix: tokens/s"),
+          {"all samplers": FLEET_TOKENS, "{{node}}": TOKENS + PEERS}, "suffix: tokens/s"),
     Panel("Held back by operators", "Whether the run is paused, how many samplers are drained, whether a "
           "coordinator leads.",
           {"paused": "heterorl_coordinator_paused",
@@ -236,8 +235,6 @@ FLEET_WHO_IS_HERE: Final = (
           {"{{node}}": f"heterorl_coordinator_peer_silence_seconds{PEERS}"}, SECONDS),
     Panel("Clock offset", "The coordinator's clock minus a peer's.",
           {"{{node}}": f"heterorl_coordinator_peer_clock_offset_seconds{PEERS}"}, SECONDS, from_zero=False),
-    Panel("Peers not shown by name", "Peers that are in the fleet's sums and quantiles alone.",
-          {"{{role}}": "heterorl_coordinator_fleet_peers_left_out"}),
 )  # fmt: skip
 
 FLEET_COST: Final = (
@@ -245,9 +242,9 @@ FLEET_COST: Final = (
           {"all samplers": f"sum({FLEET_PRICE}) > 0", "{{node}}": f"{PRICE}{PEERS} > 0"}),
     Panel("Price of a million tokens", "What a sampler costs for a million completion tokens at its pace "
           "now.",
-          {"all samplers": f"sum({FLEET_PRICE}) / 3600 / ({per_second(FLEET_TOKENS)} / 1e6 > 0) > 0",
+          {"all samplers": f"sum({FLEET_PRICE}) / 3600 / (sum({FLEET_TOKENS}) / 1e6 > 0) > 0",
            "{{node}}": f"sum by (node) ({PRICE}{PEERS}) / 3600 "
-                       f"/ ({per_second(TOKENS + PEERS, 'node')} / 1e6 > 0) > 0"}),
+                       f"/ (sum by (node) ({TOKENS}{PEERS}) / 1e6 > 0) > 0"}),
     Panel("Cost", "Of the time shown above: the price of each minute in which a sampler was here.",
           {"all samplers": f"sum(sum_over_time({FLEET_PRICE}[$__range:1m])) / 60 > 0",
            "{{node}}": f"sum by (node) (sum_over_time({PRICE}{PEERS}[$__range:1m])) / 60 > 0"},
@@ -259,29 +256,25 @@ FLEET_SAMPLERS: Final = (
           {"{{node}}": f"heterorl_sampler_running_leases{PEERS}",
            "{{node}}, not begun": f"heterorl_sampler_unbegun_groups{PEERS}"}),
     Panel("Groups to submit", "Graded groups that are not submitted yet.",
-          {"{{node}}": f"heterorl_sampler_outbox_groups{PEERS}",
-           "all samplers": "sum(heterorl_fleet_sampler_outbox_groups_sum)"}),
-    Panel("Verdicts", "On groups of all samplers, per second.",
-          {"{{verdict}}": per_second("heterorl_fleet_sampler_groups_total", "verdict")}),
+          {"{{node}}": f"heterorl_sampler_outbox_groups{PEERS}"}),
     Panel("Age of the policy sampled from", "Seconds since it was published.",
           {"{{node}}": f"heterorl_sampler_policy_age_seconds{PEERS}"}, SECONDS),
     Panel("Starving", "For how long newer versions have been there and none was taken.",
-          {"{{node}}": f"heterorl_sampler_starving_seconds{PEERS}",
-           "quantile {{quantile}}": 'heterorl_fleet_sampler_starving_seconds{quantile=~"0.9|1"}'}, SECONDS),
+          {"{{node}}": f"heterorl_coordinator_peer_starving_seconds{PEERS}",
+           "quantile {{quantile}}": 'heterorl_coordinator_fleet_starving_seconds{quantile=~"0.9|1"}'},
+          SECONDS),
     Panel("Graders", "Prompts, replies and gradings that wait for a process.",
-          {"{{node}}": f"heterorl_sampler_grader_queue_requests{PEERS}",
-           "all samplers": "sum(heterorl_fleet_sampler_grader_queue_requests_sum)"}),
-    Panel("What was dropped", "Leased groups that all samplers did not submit, per second, by reason.",
-          {"{{reason}}": per_second("heterorl_fleet_sampler_dropped_groups_total", "reason")}),
+          {"{{node}}": f"heterorl_sampler_grader_queue_requests{PEERS}"}),
+    Panel("What was dropped", "Leased groups that were not submitted, per second, by reason.",
+          {"{{reason}}": per_second(f"heterorl_sampler_dropped_groups_total{PEERS}", "reason")}),
     Panel("Engines", "Times an engine was loaded again, a held policy was found damaged, or a version drew "
-          "no finite logprob, in all samplers, per second.",
-          {"restarts": per_second("heterorl_fleet_sampler_engine_restarts_total"),
-           "repairs": per_second("heterorl_fleet_sampler_repairs_total"),
-           "probes failed": per_second("heterorl_fleet_sampler_probe_failures_total")}),
-    Panel("Grader outages", "Attempts of all samplers to grade that failed through no fault of the prompt, "
-          "per second.",
-          {"{{reason}}": per_second("heterorl_fleet_sampler_grader_outages_total", "reason"),
-           "processes killed": per_second("heterorl_fleet_sampler_grader_kills_total")}),
+          "no finite logprob, per second.",
+          {"restarts": per_second(f"heterorl_sampler_engine_restarts_total{PEERS}"),
+           "repairs": per_second(f"heterorl_sampler_repairs_total{PEERS}"),
+           "probes failed": per_second(f"heterorl_sampler_probe_failures_total{PEERS}")}),
+    Panel("Grader outages", "Attempts to grade that failed through no fault of the prompt, per second.",
+          {"{{reason}}": per_second(f"heterorl_sampler_grader_outages_total{PEERS}", "reason"),
+           "processes killed": per_second(f"heterorl_sampler_grader_kills_total{PEERS}")}),
 )  # fmt: skip
 
 FLEET_WEIGHTS: Final = (
@@ -299,8 +292,8 @@ FLEET_WEIGHTS: Final = (
           {"{{node}} {{kind}}": mean_of("heterorl_node_fetch_seconds", "node", "kind", of=PEERS)}, SECONDS),
     Panel("Swap", "Mean seconds generation pauses to load a version.",
           {"{{node}}": mean_of("heterorl_sampler_swap_seconds", "node", of=PEERS)}, SECONDS),
-    Panel("Fetches that ended without a version", "Of all samplers, per second.",
-          {"{{reason}}": per_second("heterorl_fleet_sampler_dropped_fetches_total", "reason")}),
+    Panel("Fetches that ended without a version", "Per second, by reason.",
+          {"{{reason}}": per_second(f"heterorl_sampler_dropped_fetches_total{PEERS}", "reason")}),
 )  # fmt: skip
 
 FLEET_HUBS: Final = (
@@ -309,9 +302,8 @@ FLEET_HUBS: Final = (
     Panel("Requests", "Waiting for their turn at the ledger, and sent away undecided, per second.",
           {"wait": "heterorl_coordinator_waiting_requests",
            "sent away: {{cause}}": per_second("heterorl_coordinator_dropped_decisions_total", "cause")}),
-    Panel("Heartbeats", "Mean time between two of a sampler, and between two reports of a peer's metrics.",
-          {"heartbeats": "heterorl_coordinator_heartbeat_pause_seconds",
-           "metrics": "heterorl_coordinator_fleet_metrics_interval_seconds"}, SECONDS),
+    Panel("Heartbeats", "Mean time between two of a sampler.",
+          {"heartbeats": "heterorl_coordinator_heartbeat_pause_seconds"}, SECONDS),
     Panel("Groups on disk", "Bytes that wait for training.",
           {"coordinator": "heterorl_coordinator_spooled_bytes"}, "bytes"),
     Panel("Relays", "Connections that each passes on to the coordinator or serves itself, and its limit.",
@@ -322,13 +314,14 @@ FLEET_HUBS: Final = (
 )  # fmt: skip
 
 FLEET_WHAT_RUNS_OUT: Final = (
-    Panel("Free disk", "Share of the file system of node.state_dir; without a name: the coordinator's "
-          "process.",
-          {"{{node}}": "heterorl_node_disk_free_ratio"}, SHARE),
+    Panel("Free disk", "Share of the file system of node.state_dir.",
+          {"the coordinator": 'heterorl_node_disk_free_ratio{node=""}',
+           "{{node}}": "heterorl_coordinator_peer_disk_free_ratio"}, SHARE),
     Panel("Open files", "As a share of the limit; hubs close connections above it.",
           {"{{node}}": "heterorl_node_descriptors_used_ratio"}, SHARE),
     Panel("Days until certificates expire", "The first to expire of each kind; authority is the run's.",
-          {"{{certificate}}": "min by (certificate) (heterorl_node_certificate_expiry_seconds) / 86400"}),
+          {"{{certificate}}": "min by (certificate) (heterorl_node_certificate_expiry_seconds) / 86400",
+           "{{role}}": "min by (role) (heterorl_coordinator_peer_certificate_expiry_seconds) / 86400"}),
 )  # fmt: skip
 
 FLEET: Final = Dashboard(
@@ -345,7 +338,6 @@ FLEET: Final = Dashboard(
 )
 
 REFUSALS: Final = "heterorl_node_refusals_total"
-FLEET_REFUSALS: Final = "heterorl_fleet_node_refusals_total"
 MISMATCH: Final = "heterorl_learner_sampler_mismatch"
 
 TRUST_REWARDS: Final = (
@@ -390,19 +382,16 @@ TRUST_LOGPROBS_AND_PROMPTS: Final = (
 TRUST_THE_WIRE: Final = (
     Panel("Refusals", "By who refused and why, per second.",
           {"{{service}} {{reason}}": above_0(per_second(REFUSALS, "service", "reason"))}),
-    Panel("Refusals by relays and samplers", "Over the whole fleet, per second.",
-          {"{{role}}: {{service}} {{reason}}":
-           above_0(per_second(FLEET_REFUSALS, "role", "service", "reason"))}),
     Panel("Sources of weights set aside", "By what they did, per second; lied: against a signed manifest.",
-          {"{{fault}}": per_second("heterorl_fleet_node_source_faults_total", "fault")}),
-    Panel("Damaged weights", "Frames with a digest that was not signed, and frames that went bad in memory, "
-          "per second.",
-          {"in flight": per_second("heterorl_fleet_node_frames_damaged_total"),
-           "in memory": per_second("heterorl_fleet_node_frames_mended_total")}),
-    Panel("Twins and metrics", "Processes refused because another of their name was here; metrics of peers "
-          "left out, by rule; per second.",
-          {"twins": per_second("heterorl_coordinator_refused_twins_total"),
-           "metrics: {{rule}}": per_second("heterorl_coordinator_fleet_families_refused_total", "rule")}),
+          {"{{fault}}": per_second("heterorl_node_source_faults_total", "fault")}),
+    Panel("Lies told to peers", "What hubs sent that the learner had not signed, since each peer's start.",
+          {"{{node}}": above_0("heterorl_coordinator_peer_source_lies")}),
+    Panel("Damaged weights", "Frames with a digest that was not signed, per second; frames that went bad in "
+          "a peer's memory, since its start.",
+          {"in flight": per_second("heterorl_node_frames_damaged_total"),
+           "in memory of {{node}}": above_0("heterorl_coordinator_peer_mended_frames")}),
+    Panel("Twins", "Processes refused because another of their name was here, per second.",
+          {"twins": per_second("heterorl_coordinator_refused_twins_total")}),
     Panel("Damaged groups", "Groups whose bytes the coordinator's disk changed, since it started.",
           {"damaged": "heterorl_coordinator_damaged_groups_total"}),
 )  # fmt: skip

@@ -17,14 +17,13 @@ from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc
 from node.clock import Clock
 from node.evaluation import EvaluationNotice
 from node.identity.revocation import Revocations
+from node.peer_figures import MachineFigures, SamplerFigures
 from node.policy import BaseModel, PolicyVersion
 from node.rpc.channel import ConnectionLost, classified
 from node.run import StepReport, Teaching
 from node.telemetry.lag import ClockSample, best_sample, clock_sample
-from node.telemetry.metric_layout import shape_of, values_of
-from node.telemetry.metrics import MetricFamily
 from node.verdict import GroupVerdict, Verdict
-from node.wire.mapping import from_wire, known, optional_to_wire, to_wire
+from node.wire.mapping import from_wire, known, optional_to_wire
 
 ANSWER_TIMEOUT_S: Final = 20.0
 """Longest wait for the answer to a heartbeat. Shorter than a daemon's default time to drain."""
@@ -34,6 +33,10 @@ GOODBYE_TIMEOUT_S: Final = 2.0
 
 LONGEST_PAUSE_S: Final = 300.0
 """Longest pause between two heartbeats that a peer takes from a coordinator."""
+
+FIGURES_EVERY_S: Final = 15.0
+"""Time between two reports of a peer's numbers, as often as Prometheus usually scrapes: to take them in costs
+the coordinator more than the rest of a heartbeat."""
 
 CLOCK_SAMPLES: Final = 8
 """Heartbeats the clock offset is chosen from: old enough to catch a quiet moment, young enough for drift."""
@@ -60,7 +63,9 @@ class PeerReports:
     held: Callable[[], PolicyVersion | None]
     """Asked again when an answer says that it must be repaired."""
     waits_for: Callable[[], str]
-    metrics: Callable[[], tuple[MetricFamily, ...]]
+    machine: Callable[[], MachineFigures | None] = lambda: None
+    sampler: Callable[[], SamplerFigures | None] = lambda: None
+    """Samplers: numbers of their work."""
     running_leases: Callable[[], Sequence[str]] = tuple
     step_report: Callable[[], StepReport | None] = lambda: None
     teaching: Callable[[], Teaching | None] = lambda: None
@@ -114,11 +119,7 @@ class Heartbeats:
         self._instance = instance
         self._clock = clock
         self._clock_samples: deque[ClockSample] = deque(maxlen=CLOCK_SAMPLES)
-        self._metrics_every_s: float | None = None
-        """As the coordinator asked; None: it does not want them."""
-        self._metrics_sent_s = -math.inf
-        self._metrics_shape: tuple[object, ...] | None = None
-        """Shape of the metrics sent last on this stream; None: the coordinator does not know it."""
+        self._figures_sent_s = -math.inf
         self._next_heartbeat_s: float | None = None
         """As the coordinator asked; None: after the run's interval."""
         self._last_verdicts: frozenset[GroupVerdict] = frozenset()
@@ -139,9 +140,7 @@ class Heartbeats:
         Raises RefusedError, ConnectionLost: the stream ended before.
         """
         stream = self._stub.Heartbeat()
-        # The coordinator may be another process, without our metrics.
-        self._metrics_every_s, self._metrics_sent_s = None, -math.inf
-        self._metrics_shape = self._next_heartbeat_s = None
+        self._next_heartbeat_s, self._figures_sent_s = None, -math.inf
         try:
             with classified():
                 sequence = 0
@@ -172,10 +171,7 @@ class Heartbeats:
         if not isinstance(answer, membership_pb2.HeartbeatResponse):  # grpc.aio.EOF
             raise ConnectionLost("the coordinator ended the heartbeat stream")
         self._compare_clocks(sent_at_s, answer)
-        self._metrics_every_s = answer.metrics_every_s if answer.HasField("metrics_every_s") else None
         self._next_heartbeat_s = answer.next_heartbeat_s if answer.HasField("next_heartbeat_s") else None
-        if answer.wants_whole_metrics:
-            self._metrics_shape = None
         self.longest_lag_versions = max(0, answer.longest_lag_versions)
         self.evaluations = EvaluationNotice(
             best=answer.best_version if answer.HasField("best_version") else None,
@@ -202,15 +198,13 @@ class Heartbeats:
         self, sequence: int, sent_at_s: float, held: PolicyVersion | None
     ) -> membership_pb2.HeartbeatRequest:
         revocations = self._reports.revocations()
-        metrics, values = self._due_metrics()
+        machine, sampler = self._due_figures()
         return membership_pb2.HeartbeatRequest(
             sequence=sequence,
             sent_at_s=sent_at_s,
             held=optional_to_wire(common_pb2.PolicyVersion, held),
             running_lease_ids=self._reports.running_leases(),
             clock_offset_s=self.clock_offset_s,
-            metrics=[to_wire(membership_pb2.MetricFamily, family) for family in metrics],
-            metric_values=values,
             waits_for=self._reports.waits_for(),
             step=optional_to_wire(membership_pb2.StepReport, self._reports.step_report()),
             teaching=optional_to_wire(membership_pb2.Teaching, self._reports.teaching()),
@@ -218,17 +212,17 @@ class Heartbeats:
             instance=self._instance,
             best_version=self._reports.best_version(),
             changes=self._reports.changes(),
+            machine=optional_to_wire(membership_pb2.MachineFigures, machine),
+            sampler=optional_to_wire(membership_pb2.SamplerFigures, sampler),
         )
 
-    def _due_metrics(self) -> tuple[tuple[MetricFamily, ...], Sequence[float]]:
-        """Return the metrics to send whole, or the values to send alone; neither where they are not due."""
+    def _due_figures(self) -> tuple[MachineFigures | None, SamplerFigures | None]:
+        """Return the numbers to report now; none where the coordinator has been told lately."""
         now = self._clock.monotonic()
-        if self._metrics_every_s is None or now - self._metrics_sent_s < self._metrics_every_s:
-            return (), ()
-        self._metrics_sent_s = now
-        metrics = self._reports.metrics()
-        before, self._metrics_shape = self._metrics_shape, shape_of(metrics)
-        return (metrics, ()) if self._metrics_shape != before else ((), values_of(metrics))
+        if now - self._figures_sent_s < FIGURES_EVERY_S:
+            return None, None
+        self._figures_sent_s = now
+        return self._reports.machine(), self._reports.sampler()
 
     def _compare_clocks(self, sent_at_s: float, answer: membership_pb2.HeartbeatResponse) -> None:
         sample = clock_sample(

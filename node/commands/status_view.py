@@ -8,6 +8,7 @@ from rich.text import Text
 
 from node.commands.terminal import printable, table
 from node.evaluation import COVERAGE_PERCENT, REWARD, Evaluation, EvaluationStatus
+from node.peer_figures import text_of
 from node.policy import PolicyVersion
 from node.run import (
     PeerStatus,
@@ -26,6 +27,9 @@ _USED: Final = (Verdict.SPOOLED, Verdict.ACCEPTED, Verdict.TRAINED, Verdict.UNIN
 _REFUSALS: Final = tuple(verdict for verdict in Verdict if verdict not in _USED)
 
 _BAD_PROMPTS_SHOWN: Final = 5
+
+_FIGURES_OF_ALL: Final = 16
+"""Peers of a page of which each has a line with its numbers."""
 
 _SOFTWARE_NAMED: Final = 5
 """Enough to see the cause; --json has more."""
@@ -62,6 +66,7 @@ def render(status: RunStatus) -> RenderableType:
         *_rest(status),
         *_twins(status.peers),
         *_standings(status.peers),
+        *_figures(status.peers, is_brief=len(status.peers) > _FIGURES_OF_ALL),
     )
 
 
@@ -301,6 +306,14 @@ def _standings(peers: Iterable[PeerStatus]) -> Iterable[Text]:
         if peer.standing_detail and peer.state != "left":
             detail = printable(peer.standing_detail)
             yield Text(f"{peer.node_id}: {printable(peer.standing)}, {detail}", style="yellow")
+
+
+def _figures(peers: Iterable[PeerStatus], *, is_brief: bool) -> Iterable[Text]:
+    """Yield a line for each peer with the numbers that it reports, of many peers only what is wrong."""
+    for peer in peers:
+        text = text_of(peer.machine, peer.sampler, is_brief=is_brief)
+        if text and peer.state in ("joined", "live", "drained"):
+            yield Text(f"{printable(peer.node_id)}: {text}")
 
 
 def _twins(peers: Iterable[PeerStatus]) -> Iterable[Text]:

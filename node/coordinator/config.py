@@ -31,8 +31,6 @@ from node.task_options import TaskOptions, checked_options, options_json, option
 
 Value = TypeVar("Value")
 
-NodeId = Annotated[str, Field(pattern=limits.NAME_PATTERN)]
-
 StopString = Annotated[str, Field(min_length=1, max_length=limits.STOP_STRING_CHARACTERS)]
 
 
@@ -183,9 +181,6 @@ class CoordinatorConfig(BaseModel):
     """Time without a heartbeat after which a peer is shown as silent, and another process may take its
     name; at least three of the pauses between heartbeats that a large fleet makes. A machine that lost its
     power and is back sooner waits until then."""
-    shown_samplers: tuple[NodeId, ...] = Field(default=(), max_length=16)
-    """Samplers of which /metrics shows everything by name. Of up to 16 samplers it shows all, of more these
-    and those that joined first; sums and quantiles are over all samplers."""
     retained_keyframes: int = Field(default=2, ge=1, le=64)
     """Keyframes kept on disk, with every delta after the oldest of them. More serve peers that were away
     longer; each costs the model's size."""

@@ -68,7 +68,6 @@ from node.rpc.server import Audience, RpcServer, ServerLimits
 from node.run import RunSettings
 from node.serving.hub_setup import bucket_mirror, make_server, open_store
 from node.serving.policy_servicer import PolicyServicer
-from node.telemetry.fleet_collector import FleetCollector
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.bucket_mirror import BucketMirror
 from node.wire.mapping import to_wire
@@ -152,14 +151,11 @@ async def _coordinator(
         _check_not_lost(accounts, published)
         opened.pop_all()  # the spool closes them
     revocations = RevocationList(context.state_dir / REVOCATION_FILE)
-    fleet = FleetCollector(config.shown_samplers)
-    context.registry.register(fleet)
     peers = Peers(
         accounts,
         silent_after_s=config.silent_after_s,
         heartbeat_interval_s=config.heartbeat_interval_s,
         head=published.head,
-        fleet=fleet,
         metrics=metrics,
         grader_digest=bytes.fromhex(config.grader_digest),
     )

@@ -119,6 +119,7 @@ class CoordinatorService:
         for _ in self.table.survey_parts(now):
             await asyncio.sleep(0)  # heartbeats are answered in between
         self.metrics.show_fleet(self.table.survey)
+        self.metrics.show_steps(self.peers.step, self.peers.teaching)
         if not 0 <= now - self._gave_back_at_s < GIVE_BACK_EVERY_S:
             self._gave_back_at_s = now
             await asyncio.to_thread(give_back)

@@ -2,24 +2,26 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from typing import Final, TypeAlias
 
+import numpy as np
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.core import GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
 from node.coordinator.fleet.membership import PeerState
-from node.coordinator.fleet.survey import NOTHING_SEEN, FleetSurvey
+from node.coordinator.fleet.survey import NOTHING_SEEN, FleetSurvey, Values
 from node.coordinator.ledger.backup_record import BackupRecord
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.capacity import capacities
 from node.evaluation import Evaluation, EvaluationStatus
 from node.failure import FAULTS, Failure
+from node.identity.peer import Peer
+from node.peer_figures import FIGURES
 from node.rollout import RewardCheck
-from node.run import MEMBER_ROLES, SamplerStanding
-from node.telemetry.fleet_totals import add_summary
+from node.run import MEMBER_ROLES, SamplerStanding, StepReport, Teaching
 from node.telemetry.metric_factory import MetricFactory
 from node.verdict import Verdict
 
@@ -40,6 +42,22 @@ _PEER_GAUGES: Final[tuple[tuple[str, str, str], ...]] = (
 )
 """Name, text, and which of ``survey.MEASURES``."""
 
+_STEP_GAUGES: Final = (
+    ("reward_mean", "Mean reward of the newest batch.", "reward_mean"),
+    ("kl_nats", "KL divergence from behaviour to learner policy, newest batch.", "kl_nats"),
+    ("ess_ratio", "Effective sample size over batch size, newest batch.", "ess_ratio"),
+    ("staleness_mean_versions", "Mean staleness of the newest batch.", "staleness_mean_versions"),
+)
+"""Name, text, and which field of a ``StepReport``."""
+
+_TEACHING_GAUGES: Final = (
+    ("idle_seconds", "Since a batch taught something; 0 where the newest one did.", "idle_s"),
+)
+"""Name, text, and which field of ``Teaching``."""
+
+QUANTILES: Final = (0.0, 0.5, 0.9, 1.0)
+"""Lowest, median, one in ten is higher, highest."""
+
 
 class CoordinatorMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -49,8 +67,10 @@ class CoordinatorMetrics:
         self._make_of_fleet(new)
         self._make_of_checks(new)
         self._peers, self.evaluations = _PeerCollector(), _EvaluationCollector()
+        self._steps = _StepCollector()
         self.backups = _BackupCollector()
         registry.register(self._peers)
+        registry.register(self._steps)
         registry.register(self.evaluations)
         registry.register(self.backups)
 
@@ -209,6 +229,10 @@ class CoordinatorMetrics:
         self._ledger_behind.set(bool(accounts.gap))
         self.evaluations.status = accounts.evaluations.status
 
+    def show_steps(self, step: StepReport | None, teaching: Teaching | None) -> None:
+        """Show what the learner reports of its newest step and batches."""
+        self._steps.step, self._steps.teaching = step, teaching
+
     def show_fleet(self, survey: FleetSurvey) -> None:
         """Show what a look at all peers found; peers that are not in it any more disappear."""
         self._peers.survey = survey
@@ -278,15 +302,51 @@ class _PeerCollector(Collector):
             standings.add_metric([standing], survey.standings.get(standing, 0))
         yield standings
         for name, text, measure in _PEER_GAUGES:
-            gauge = GaugeMetricFamily(f"heterorl_coordinator_peer_{name}", text, labels=["node", "role"])
-            for peer, measured in survey.named:
-                gauge.add_metric([peer.node_id, peer.role], getattr(measured, measure))
-            yield gauge
-            whole = SummaryMetricFamily(
-                f"heterorl_coordinator_fleet_{name}", f"{text} Over all samplers.", labels=["quantile"]
-            )
-            add_summary(whole, {}, survey.samplers[measure])
-            yield whole
+            values = ((peer, getattr(measured, measure)) for peer, measured in survey.named)
+            yield _by_name(name, text, values)
+            yield _summary(name, text, survey.samplers[measure])
+        for field, figure in FIGURES.items():
+            has = ((peer, one.figures[field]) for peer, one in survey.named if field in one.figures)
+            yield _by_name(figure.metric, figure.help, has)
+            yield _summary(figure.metric, figure.help, survey.samplers[field])
+
+
+class _StepCollector(Collector):
+    """The newest step and what the newest batches taught, as the learner reports them; none before."""
+
+    def __init__(self) -> None:
+        self.step: StepReport | None = None
+        self.teaching: Teaching | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        for report, gauges in ((self.step, _STEP_GAUGES), (self.teaching, _TEACHING_GAUGES)):
+            for name, text, field in gauges:
+                gauge = GaugeMetricFamily(f"heterorl_coordinator_step_{name}", text)
+                if report is not None:
+                    gauge.add_metric([], getattr(report, field))
+                yield gauge
+
+
+def _by_name(name: str, text: str, values: Iterable[tuple[Peer, float]]) -> Metric:
+    gauge = GaugeMetricFamily(f"heterorl_coordinator_peer_{name}", text, labels=["node", "role"])
+    for peer, value in values:
+        gauge.add_metric([peer.node_id, peer.role], value)
+    return gauge
+
+
+def _summary(name: str, text: str, values: Values) -> Metric:
+    """Return quantiles, sum and number of values over all samplers; without any only the number."""
+    metric = SummaryMetricFamily(
+        f"heterorl_coordinator_fleet_{name}", f"{text} Over all samplers.", labels=["quantile"]
+    )
+    finite = values[np.isfinite(values)]
+    if len(finite):
+        quantiles = np.quantile(finite, QUANTILES, method="inverted_cdf")
+        for quantile, value in zip(QUANTILES, quantiles.tolist(), strict=True):
+            metric.add_sample(metric.name, {"quantile": f"{quantile:g}"}, value)
+    metric.add_sample(f"{metric.name}_sum", {}, float(finite.sum()))
+    metric.add_sample(f"{metric.name}_count", {}, float(len(finite)))
+    return metric
 
 
 class _BackupCollector(Collector):

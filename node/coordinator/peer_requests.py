@@ -6,7 +6,6 @@ lease       joined --> its model is the run's --> its grader code is --> leased
 submit      its sampler is not shut out --> judged
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
@@ -26,7 +25,6 @@ from node.policy import PolicyVersion
 from node.protocol import OURS, Spoken
 from node.rollout import EncodedGroup, GroupHeader, LeaseGrant, RolloutGroup
 from node.run import Role
-from node.telemetry.metrics import MetricFamily
 from node.verdict import Verdict
 
 Known = TypeVar("Known")
@@ -115,9 +113,6 @@ class PeerRequests:
         peer: Peer,
         report: HeartbeatReport,
         lease_ids: tuple[str, ...],
-        *,
-        metrics: Sequence[MetricFamily] = (),
-        metric_values: Sequence[float] = (),
     ) -> tuple[HeartbeatAnswer, tuple[str, ...]]:
         """Note a heartbeat and renew leases; return the answer, and those leases whose work is in vain.
 
@@ -130,9 +125,7 @@ class PeerRequests:
                 f"learner {learner.node_id} has taken over with epoch {learner.epoch}",
                 fix="stop one of them; a run has one learner",
             )
-        answer = self.peers.heartbeat(
-            peer, report, now=self.clock.now(), metrics=metrics, metric_values=metric_values
-        )
+        answer = self.peers.heartbeat(peer, report, now=self.clock.now())
         return answer, self.spool.renew(peer.node_id, lease_ids) if lease_ids else ()
 
     async def lease(self, peer: Peer, wanted: int, held: PolicyVersion | None, *, stays: bool) -> LeaseGrant:

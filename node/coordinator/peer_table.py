@@ -20,6 +20,7 @@ from node.coordinator.peers import HeartbeatReport, Peers
 from node.coordinator.work.accounts import Accounts
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
+from node.peer_figures import reported
 from node.policy import PolicyVersion
 from node.run import (
     MEMBER_ROLES,
@@ -66,7 +67,6 @@ class PeerTable:
             return
         self._surveyed_at_s = now
         surveyor = Surveyor(
-            self.peers.shown_by_name,
             self.peers.accounts.terms.bounds.max_staleness_versions,
             self.peers.accounts.grader.digest,
         )
@@ -133,7 +133,13 @@ class PeerTable:
         surveyor.see(
             peer,
             view.state(member),
-            Measured(behind, lag_s, max(0.0, view.now - member.last_seen_s), report.clock_offset_s),
+            Measured(
+                behind,
+                lag_s,
+                max(0.0, view.now - member.last_seen_s),
+                report.clock_offset_s,
+                dict(reported(*self.peers.figures(peer))),
+            ),
             standing=view.standing(name)[0] if is_sampler else None,
             grader=self.peers.grader_of(peer) if is_sampler else b"",
             twin_for_s=max(0.0, view.now - member.refused_twin_at_s) if member.refused_twins else None,
@@ -143,6 +149,7 @@ class PeerTable:
     def _row(self, member: KnownPeer, view: "_View") -> PeerStatus:
         peer, report, now = member.peer, self.peers.report(member.peer), view.now
         lag_versions, lag_s = view.lag(peer, report.held)
+        machine, work = self.peers.figures(peer)
         row = PeerStatus(
             node_id=peer.node_id,
             role=peer.role,
@@ -161,6 +168,8 @@ class PeerTable:
             refused_twins=member.refused_twins,
             refused_twin_s=max(0.0, now - member.refused_twin_at_s) if member.refused_twins else 0.0,
             grader_digest=self.peers.grader_of(peer),
+            machine=machine,
+            sampler=work,
         )
         return self._as_sampler(row, view) if peer.role is Role.SAMPLER else row
 

@@ -1,18 +1,15 @@
 """The peers of a run: who is here, what each holds and waits for, and which verdicts it has not heard.
 
-Nothing here outlives the process, because peers report it all again when they join. What is dropped when
-a peer
-
-    falls silent    its metrics, and its place among those shown by name
-    leaves          the same at once; silence for GONE_AFTER_S counts as leaving
-    is forgotten    its row, lag and pending verdicts: past PEERS_REMEMBERED, those that left first
+Nothing here outlives the process, because peers report it all again when they join. A peer that is silent for
+GONE_AFTER_S counts as one that left. Past PEERS_REMEMBERED, those that left first are forgotten: row, lag,
+numbers and pending verdicts.
 
 A sampler's heartbeat or join costs the same however many peers there are. ``expire`` and the learner's
 heartbeat look at all of them, with little work for each.
 """
 
 import random as randomness
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -24,11 +21,10 @@ from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.task_check import UNSAID, run_grader
 from node.identity.peer import Peer
 from node.limits import VERDICTS_PER_HEARTBEAT
+from node.peer_figures import MachineFigures, SamplerFigures
 from node.policy import PolicyVersion
 from node.protocol import OURS, Spoken
 from node.run import Role, StepReport, Teaching, Unusual
-from node.telemetry.fleet_collector import FleetCollector
-from node.telemetry.metrics import MetricFamily
 from node.verdict import GroupVerdict
 
 PENDING_VERDICTS: Final = 4 * VERDICTS_PER_HEARTBEAT
@@ -49,6 +45,9 @@ class HeartbeatReport:
     """Learners: as written down for ``export --best``."""
     changes: tuple[str, ...] = ()
     """Learners: what an operator has changed lately, newest first."""
+    machine: MachineFigures | None = None
+    """None, as of the next one: as it said before."""
+    sampler: SamplerFigures | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +55,6 @@ class HeartbeatAnswer:
     head: PolicyVersion | None
     verdicts: tuple[GroupVerdict, ...]
     must_repair: bool
-    metrics_every_s: float
-    """How often the peer is to send its metrics."""
-    wants_whole_metrics: bool
-    """Whether values alone would say nothing."""
     next_heartbeat_s: float | None
     """When the peer is to send its next heartbeat; None: after the configured interval."""
     longest_lag_versions: int = 0
@@ -80,7 +75,6 @@ class Peers:
         silent_after_s: float,
         heartbeat_interval_s: float,
         head: Callable[[], PolicyVersion | None],
-        fleet: FleetCollector,
         metrics: CoordinatorMetrics,
         grader_digest: bytes = b"",
         random: Callable[[], float] = randomness.random,
@@ -97,10 +91,12 @@ class Peers:
         """Mean time between two heartbeats of a sampler."""
         self._membership = Membership(silent_after_s=silent_after_s)
         self._head = head
-        self._fleet = fleet
         self._metrics = metrics
         self._reports: dict[Peer, HeartbeatReport] = {}
         """The newest of each peer."""
+        self._machines: dict[Peer, MachineFigures] = {}
+        self._work: dict[Peer, SamplerFigures] = {}
+        """The numbers that each sampler reported last."""
         self._waits_since_s: dict[Peer, float] = {}
         """Since when each peer names the wait that it names now."""
         self._speaks: dict[Peer, Spoken] = {}
@@ -141,7 +137,6 @@ class Peers:
             self._samplers.add(peer.node_id)
         else:
             self._few[peer] = None
-        self._fleet.admit(peer)
         if grader_digest:
             self._graders[peer] = grader_digest
             if peer.role is Role.VERIFIER:
@@ -168,24 +163,18 @@ class Peers:
         heartbeat: HeartbeatReport,
         *,
         now: float,
-        metrics: Sequence[MetricFamily] = (),
-        metric_values: Sequence[float] = (),
     ) -> HeartbeatAnswer:
-        """Note a heartbeat and return its answer. Raises RefusedError: NOT_JOINED; NAME_IN_USE.
-
-        ``metrics`` are whole; ``metric_values`` are new values of those; both empty: as before.
-        """
+        """Note a heartbeat and return its answer. Raises RefusedError: NOT_JOINED; NAME_IN_USE."""
         is_back = self._membership.heartbeat(peer, now, instance=heartbeat.instance)
         if is_back and peer.role is Role.VERIFIER:
             self._ask_verifiers()
         if self._reports[peer].waits_for != heartbeat.waits_for:
             self._waits_since_s[peer] = now
         self._reports[peer] = heartbeat
-        self._fleet.admit(peer)  # again: a peer that fell silent gave up its place
-        if metrics:
-            self._fleet.update(peer, metrics)
-        elif metric_values:
-            self._fleet.update_values(peer, metric_values)
+        if heartbeat.machine is not None:
+            self._machines[peer] = heartbeat.machine
+        if heartbeat.sampler is not None:
+            self._work[peer] = heartbeat.sampler
         if heartbeat.step is not None:
             self.step = heartbeat.step
         if peer.role is Role.LEARNER and heartbeat.teaching is not None:
@@ -194,8 +183,6 @@ class Peers:
             self.head,
             self._verdicts_for(peer, has_heard=heartbeat.has_heard),
             self._must_repair(heartbeat.held),
-            self._fleet.metrics_every_s,
-            not self._fleet.is_known(peer),
             self._next_heartbeat_s(peer),
         )
         if peer.role is not Role.LEARNER:
@@ -213,8 +200,8 @@ class Peers:
     def lease_pause_s(self, least_s: float) -> float:
         """Return when a sampler that was leased nothing is to ask again: later in a larger fleet.
 
-        A request costs what a heartbeat costs on a connection of its own, whoever carries it. A wait that is
-        longer than the fleet's, as in a quarantine, ends when it ends.
+        A request costs what a heartbeat costs. A wait that is longer than the fleet's, as in a quarantine,
+        ends when it ends.
         """
         present, ttl_s = self._membership.present_peers, self.accounts.terms.lease_ttl_s
         mean_s = pause_s(interval_s=least_s, peers=present, lease_ttl_s=ttl_s)
@@ -240,6 +227,10 @@ class Peers:
         """Return the newest report of a known peer."""
         return self._reports[peer]
 
+    def figures(self, peer: Peer) -> tuple[MachineFigures | None, SamplerFigures | None]:
+        """Return the numbers that a peer reported last."""
+        return self._machines.get(peer), self._work.get(peer)
+
     def waits_since_s(self, peer: Peer) -> float:
         """Return since when a known peer names the wait that it names now."""
         return self._waits_since_s[peer]
@@ -263,11 +254,6 @@ class Peers:
         return next((peer for peer in self._few if peer.role is Role.LEARNER), None)
 
     @property
-    def shown_by_name(self) -> Collection[Peer]:
-        """Peers whose metrics are shown by name."""
-        return self._fleet.named()
-
-    @property
     def exportable_best(self) -> int | None:
         """The best version as the learner has written it down; None: it has not, or is not there."""
         learners = (self._reports[peer] for peer in self._few if peer.role is Role.LEARNER)
@@ -285,7 +271,6 @@ class Peers:
 
     def leave(self, peer: Peer) -> None:
         self._membership.leave(peer)
-        self._fleet.drop(peer)
         if peer.role is Role.VERIFIER:
             self._ask_verifiers()
 
@@ -311,8 +296,6 @@ class Peers:
         )
         self._membership.be_patient(silence_s(configured_s=self._silent_after_s, pause_s=self._pause_s))
         changed = self._membership.expire(now)
-        for member in changed:
-            self._fleet.drop(member.peer)
         if len(self._reports) > len(self._membership):
             self._forget()
         if any(member.peer.role is Role.VERIFIER for member in changed):
@@ -327,6 +310,8 @@ class Peers:
             del self._reports[peer], self._waits_since_s[peer], self._speaks[peer]
             self._few.pop(peer, None)
             self._graders.pop(peer, None)
+            self._machines.pop(peer, None)
+            self._work.pop(peer, None)
             if peer.role is Role.SAMPLER:
                 self._samplers.discard(peer.node_id)
 

@@ -2,8 +2,6 @@
 
 import functools
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,7 +17,8 @@ from node.enrolment.renewal import Renewal
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
-from node.limits import CHANGES_PER_HEARTBEAT, LEASES_PER_PEER, METRIC_SAMPLES_PER_HEARTBEAT, STAMP_S
+from node.limits import CHANGES_PER_HEARTBEAT, LEASES_PER_PEER, STAMP_S
+from node.peer_figures import MachineFigures, SamplerFigures
 from node.policy import PolicyVersion
 from node.protocol import OURS, check_common
 from node.run import PeerQuery, Role, StepReport, Teaching
@@ -28,7 +27,6 @@ from node.wire.mapping import from_wire, member_from_wire, optional_from_wire, t
 from node.wire.members import (
     base_model_from_wire,
     check_owners,
-    metric_families_from_wire,
     spoken_from_wire,
 )
 
@@ -100,8 +98,11 @@ class RunMembers:
             grader_digest=self._grader_digest(request),
             speaks=speaks,
         )
-        with self._twins_noted(peer, address):
+        try:
             member = await self.requests.join(peer, joining)
+        except RefusedError as refused:
+            self._note_twin(peer, address, refused)
+            raise
         logger.info(
             "peer joined",
             extra={
@@ -165,14 +166,11 @@ class RunMembers:
     ) -> membership_pb2.HeartbeatResponse:
         received_at_s = self.clock.now()
         report = self.report_in(peer, request, has_heard=has_heard)
-        with self._twins_noted(peer, address):
-            answer, lost = self.requests.heartbeat(
-                peer,
-                report,
-                tuple(request.running_lease_ids),
-                metrics=metric_families_from_wire(request.metrics) if request.metrics else (),
-                metric_values=request.metric_values,
-            )
+        try:
+            answer, lost = self.requests.heartbeat(peer, report, tuple(request.running_lease_ids))
+        except RefusedError as refused:
+            self._note_twin(peer, address, refused)
+            raise
         return self._response(peer, request, answer, lost, received_at_s=received_at_s)
 
     def report_in(
@@ -191,12 +189,6 @@ class RunMembers:
                 Reason.OVER_LIMIT,
                 f"a heartbeat names {len(request.running_lease_ids)} leases, allowed are {LEASES_PER_PEER}",
             )
-        if len(request.metric_values) > METRIC_SAMPLES_PER_HEARTBEAT:
-            raise RefusedError(
-                Reason.OVER_LIMIT,
-                f"a heartbeat with {len(request.metric_values)} values of metrics, allowed are "
-                f"{METRIC_SAMPLES_PER_HEARTBEAT}",
-            )
         return HeartbeatReport(
             held=_held(request),
             clock_offset_s=request.clock_offset_s,
@@ -207,6 +199,8 @@ class RunMembers:
             instance=request.instance[:_INSTANCE_CHARACTERS],
             best_version=request.best_version if request.HasField("best_version") else None,
             changes=tuple(text[:_CHANGE_CHARACTERS] for text in request.changes[:CHANGES_PER_HEARTBEAT]),
+            machine=optional_from_wire(MachineFigures, request, "machine"),
+            sampler=optional_from_wire(SamplerFigures, request, "sampler"),
         )
 
     def _response(
@@ -227,8 +221,6 @@ class RunMembers:
             lost_lease_ids=lost,
             verdicts=[to_wire(membership_pb2.GroupVerdict, one) for one in answer.verdicts],
             must_repair=answer.must_repair,
-            metrics_every_s=answer.metrics_every_s,
-            wants_whole_metrics=answer.wants_whole_metrics,
             next_heartbeat_s=answer.next_heartbeat_s,
             longest_lag_versions=answer.longest_lag_versions,
             best_version=answer.best_version,
@@ -259,16 +251,11 @@ class RunMembers:
         current = self.revocations.current()
         return None if digest == current.digest else to_wire(membership_pb2.Revocations, current)
 
-    @contextmanager
-    def _twins_noted(self, peer: Peer, address: str) -> Iterator[None]:
-        try:
-            yield
-        except RefusedError as refused:
-            if refused.reason is Reason.NAME_IN_USE:
-                self.requests.peers.count_twin()
-                about = {"peer_role": peer.role, "node_id": peer.node_id, "refused": address}
-                logger.warning("two processes use one name", extra={**about, "detail": str(refused)})
-            raise
+    def _note_twin(self, peer: Peer, address: str, refused: RefusedError) -> None:
+        if refused.reason is Reason.NAME_IN_USE:
+            self.requests.peers.count_twin()
+            about = {"peer_role": peer.role, "node_id": peer.node_id, "refused": address}
+            logger.warning("two processes use one name", extra={**about, "detail": str(refused)})
 
 
 def _model(peer: Peer, request: membership_pb2.JoinRequest) -> Learner | SamplerModel | VerifierModel | None:

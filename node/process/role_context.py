@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from node.clock import SystemClock
 from node.page.live_page import LivePage
+from node.peer_figures import MachineFigures
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -66,6 +67,16 @@ class RoleContext:
     """Tells supervisors that this role stands by; the daemon itself tells them of every other phase."""
     page: LivePage = field(default_factory=lambda: LivePage(SystemClock()))
     """The page of the telemetry port, to which this role may add a part."""
+
+    def machine_figures(self) -> MachineFigures:
+        """Return what this role reports of its process and machine."""
+        until_s = None if self.identity is None else self.identity.current.not_after_s
+        return MachineFigures(
+            disk_free_ratio=self.node_metrics.disk_free_ratio,
+            certificate_expiry_s=None if until_s is None else until_s - self.clock.now(),
+            mended_frames=self.transfer_metrics.mended_frames,
+            source_lies=self.transfer_metrics.source_lies,
+        )
 
 
 def load_build(role: str) -> "Callable[[RoleContext], Awaitable[list[Service]]]":

@@ -35,7 +35,6 @@ from node.rpc.hub import Hub
 from node.run import Role
 from node.serving.hub_setup import bucket_mirror, make_server, open_store
 from node.serving.policy_servicer import PolicyServicer
-from node.telemetry.metrics import snapshot
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.sources import Sources, dial_source
@@ -138,7 +137,7 @@ def _membership(
         reports=PeerReports(
             held=store.head,
             waits_for=lambda: context.node_metrics.waits_for,
-            metrics=lambda: snapshot(context.registry, Role.RELAY),
+            machine=context.machine_figures,
             revocations=RevocationList(copy).current,
         ),
         notices=Notices(revocations=partial(_keep, copy), moved=moved.learn),

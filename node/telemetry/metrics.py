@@ -7,10 +7,8 @@ Names follow ``heterorl_<node|coordinator|relay|learner|sampler>_<what>_<unit>[_
 import contextlib
 import itertools
 import logging
-import math
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Final
 
@@ -19,7 +17,7 @@ from prometheus_client import CollectorRegistry, Metric, ProcessCollector, gener
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from node import descriptors, limits
+from node import descriptors
 from node.clock import Clock
 from node.errors import Reason
 from node.telemetry.logging import dropped_lines
@@ -30,28 +28,6 @@ logger = logging.getLogger(__name__)
 
 PREFIX: Final = "heterorl_"
 NODE_LABEL: Final = "node"
-_TYPES: Final = frozenset({"counter", "gauge", "histogram"})
-SAMPLES_PER_FAMILY: Final = 100
-"""Samples of a gauge that travel: those with the largest values. A learner has one for each sampler."""
-
-
-@dataclass(frozen=True, slots=True)
-class MetricSample:
-    """One number; ``name`` has its suffix (_total, _bucket, _sum, _count)."""
-
-    name: str
-    labels: dict[str, str]
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
-class MetricFamily:
-    """One metric with its samples; ``type`` is counter, gauge or histogram, ``name`` has no suffix."""
-
-    name: str
-    type: str
-    help: str
-    samples: tuple[MetricSample, ...]
 
 
 def create_registry() -> CollectorRegistry:
@@ -64,71 +40,8 @@ def create_registry() -> CollectorRegistry:
 
 
 def exposition(registry: CollectorRegistry) -> bytes:
-    """Return the registry in the Prometheus text format, content type ``CONTENT_TYPE_LATEST``.
-
-    The coordinator has some metrics twice, its own and its peers'. The format allows each name once, with all
-    of its samples; a family of another type than the first is left out.
-    """
-    return generate_latest(_OneFamilyPerName(registry))
-
-
-class _OneFamilyPerName(Collector):
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-
-    def collect(self) -> Iterable[Metric]:
-        families: dict[str, Metric] = {}
-        for metric in self._registry.collect():
-            first = families.setdefault(metric.name, metric)
-            if first is not metric and first.type == metric.type:
-                first.samples.extend(metric.samples)
-        return families.values()
-
-
-def snapshot(registry: CollectorRegistry, role: str) -> tuple[MetricFamily, ...]:
-    """Return the metrics of a role of this process and of its node, as many as one heartbeat may carry.
-
-    Whole families, in order of registration; a gauge's largest SAMPLES_PER_FAMILY samples. Families past
-    ``limits.METRIC_FAMILIES_PER_HEARTBEAT`` or ``limits.METRIC_SAMPLES_PER_HEARTBEAT`` are left out; their
-    number is logged.
-    """
-    families: list[MetricFamily] = []
-    samples = left_out = 0
-    prefixes = (f"{PREFIX}node_", f"{PREFIX}{role}_")
-    for family in filter(None, map(_own_family, registry.collect())):
-        if not family.name.startswith(prefixes):
-            continue
-        is_full = len(families) == limits.METRIC_FAMILIES_PER_HEARTBEAT
-        if is_full or samples + len(family.samples) > limits.METRIC_SAMPLES_PER_HEARTBEAT:
-            left_out += 1
-            continue
-        families.append(family)
-        samples += len(family.samples)
-    if left_out:
-        logger.warning("metrics over the limit of a heartbeat", extra={"left_out_families": left_out})
-    return tuple(families)
-
-
-def _own_family(metric: Metric) -> MetricFamily | None:
-    if not metric.name.startswith(PREFIX) or metric.type not in _TYPES:
-        return None
-    samples = tuple(
-        MetricSample(sample.name, dict(sample.labels), sample.value)
-        for sample in metric.samples
-        if NODE_LABEL not in sample.labels
-    )
-    if metric.type == "gauge":
-        samples = largest(samples)
-    return MetricFamily(metric.name, metric.type, metric.documentation, samples) if samples else None
-
-
-def largest(samples: tuple[MetricSample, ...]) -> tuple[MetricSample, ...]:
-    """Return the samples with the largest values, SAMPLES_PER_FAMILY at most, in their order."""
-    if len(samples) <= SAMPLES_PER_FAMILY:
-        return samples
-    values = [-math.inf if math.isnan(sample.value) else sample.value for sample in samples]
-    kept = sorted(range(len(samples)), key=lambda number: -values[number])[:SAMPLES_PER_FAMILY]
-    return tuple(samples[number] for number in sorted(kept))
+    """Return the registry in the Prometheus text format, content type ``CONTENT_TYPE_LATEST``."""
+    return generate_latest(registry)
 
 
 class _LogCollector(Collector):
@@ -175,6 +88,8 @@ class NodeMetrics:
         )
         open_files.set_function(lambda: descriptors.open_now() / descriptors.limit())
         registry.register(_LogCollector())
+        self.disk_free_ratio: float | None = None
+        """Share of the state directory's file system; None: not known."""
         self._disk_free_bytes = new.gauge(
             "disk_free_bytes",
             "Free on the file system of the state directory, for a process without privileges.",
@@ -188,7 +103,8 @@ class NodeMetrics:
     def show_disk(self, *, free_bytes: int, size_bytes: int) -> None:
         """Export the free space of the state directory's file system."""
         self._disk_free_bytes.set(free_bytes)
-        self._disk_free_ratio.set(free_bytes / size_bytes if size_bytes else 0.0)
+        self.disk_free_ratio = free_bytes / size_bytes if size_bytes else 0.0
+        self._disk_free_ratio.set(self.disk_free_ratio)
 
     def count_refusal(self, *, service: str, reason: Reason) -> None:
         self._refusals.labels(service, reason).inc()

@@ -15,6 +15,10 @@ class TransferMetrics:
     """Instruments for any thread; one set per process, shared by its roles."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self.mended_frames = 0
+        """Frames whose words in memory had changed."""
+        self.source_lies = 0
+        """Times a source sent what the learner had not signed."""
         new = MetricFactory(registry, "node")
         self._bytes = new.counter(
             "transfer_bytes",
@@ -111,9 +115,11 @@ class TransferMetrics:
         self._damaged.inc()
 
     def count_repaired_frames(self, frames: int) -> None:
+        self.mended_frames += frames
         self._repaired.inc(frames)
 
     def count_source_fault(self, fault: str) -> None:
+        self.source_lies += fault == "lied"
         self._source_faults.labels(fault).inc()
 
     def add_paused_bytes(self, size_bytes: int) -> None:

@@ -62,6 +62,12 @@ def _step_report(message: membership_pb2.StepReport) -> None:
         )
 
 
+def _figures(message: membership_pb2.MachineFigures | membership_pb2.SamplerFigures) -> None:
+    for one, value in message.ListFields():
+        if not math.isfinite(value):
+            raise RefusedError(Reason.NON_FINITE, f"{one.name} = {value}", fix="leave out what is not known")
+
+
 def _settings(message: membership_pb2.JoinResponse) -> None:
     if message.group_size < 1 or message.batch_groups < 1 or not message.heartbeat_interval_s > 0:
         raise RefusedError(
@@ -130,6 +136,8 @@ CHECKS: Final[Mapping[type[Message], Callable[[Any], None]]] = {
     membership_pb2.JoinResponse: _settings,
     membership_pb2.Revocations: _revocations,
     membership_pb2.StepReport: _step_report,
+    membership_pb2.MachineFigures: _figures,
+    membership_pb2.SamplerFigures: _figures,
     policy_pb2.Artifact: _artifact,
     policy_pb2.ArtifactKey: _artifact_key,
     policy_pb2.WatchVersionsResponse: _announcement,

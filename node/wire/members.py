@@ -1,18 +1,16 @@
 """The fields of Join and heartbeats: who may set them, and how much they may hold."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from google.protobuf.message import Message
 
 from heterorl.v1 import membership_pb2
-from node import limits
 from node.errors import Reason, RefusedError
 from node.policy import BASE_PART_BYTES, BASE_PARTS, ROOT_BYTES, BaseModel
 from node.protocol import Spoken, spoken_by
 from node.run import Role
-from node.telemetry.metrics import MetricFamily, MetricSample
 
 _LEARNER: Final = frozenset({Role.LEARNER})
 _SAMPLER: Final = frozenset({Role.SAMPLER})
@@ -46,6 +44,7 @@ OWNERS: Final[Mapping[type[Message], Mapping[str, frozenset[Role]]]] = {
         "best_version": _LEARNER,
         "changes": _LEARNER,
         "revocations_digest": _RELAY,
+        "sampler": _SAMPLER,
     },
 }
 """Roles that may set a field. A field that is not listed is every member's."""
@@ -100,22 +99,3 @@ def base_model_from_wire(request: membership_pb2.JoinRequest) -> BaseModel:
             f"{BASE_PARTS}",
         )
     return base
-
-
-def metric_families_from_wire(families: Sequence[membership_pb2.MetricFamily]) -> tuple[MetricFamily, ...]:
-    """Return the metrics of a heartbeat. Raises RefusedError: OVER_LIMIT."""
-    samples = sum(len(family.samples) for family in families)
-    if len(families) > limits.METRIC_FAMILIES_PER_HEARTBEAT or samples > limits.METRIC_SAMPLES_PER_HEARTBEAT:
-        raise RefusedError(
-            Reason.OVER_LIMIT, f"a heartbeat with {len(families)} metric families and {samples} samples"
-        )
-    # Written out: a peer has 150 samples, and a fleet that comes back sends them all at once.
-    return tuple(
-        MetricFamily(
-            family.name,
-            family.type,
-            family.help,
-            tuple(MetricSample(one.name, dict(one.labels), one.value) for one in family.samples),
-        )
-        for family in families
-    )

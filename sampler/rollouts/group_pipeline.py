@@ -229,7 +229,7 @@ class GroupPipeline:
             return
         self.leasing.note_success()
         group = self._group(job, grades, finished_at_s=finished_at_s)
-        self._metrics.tokens.inc(group.drawn_tokens)
+        self._metrics.count_tokens(group.drawn_tokens)
         if grades is not None:
             self._metrics.abstained_completions.inc(grades.rewards.count(None))
         if job.lease.purpose is LeasePurpose.TRAINING and grades is not None:

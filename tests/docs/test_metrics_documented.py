@@ -22,7 +22,6 @@ from node.coordinator.work.slots import SlotState
 from node.errors import Reason
 from node.relay.metrics import RelayMetrics
 from node.run import Role
-from node.telemetry.fleet_collector import FleetCollector
 from node.telemetry.metrics import NodeMetrics
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.verdict import Verdict
@@ -42,7 +41,7 @@ INSTRUMENT_MODULES: Final = {
 """Where metrics are made: all of them are built below."""
 
 FLEET_LABELS: Final = {"node", "role"}
-"""Labels that the coordinator adds to the metrics of other peers."""
+"""Labels that prometheus.yml gives to the metrics of peers other than the coordinator."""
 
 _FAMILIES: Final = (CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily)
 
@@ -74,13 +73,6 @@ class Instrument:
             return {self.name, f"{self.name}_sum", f"{self.name}_count"}
         return {self.name}
 
-    @property
-    def of_fleet(self) -> "Instrument":
-        """The metric that the coordinator makes of it over all samplers or relays."""
-        kind = "summary" if self.type == "gauge" else self.type
-        labels = self.labels | {"role"} | ({"quantile"} if kind == "summary" else set())
-        return Instrument(self.name.replace("heterorl_", "heterorl_fleet_", 1), kind, labels)
-
 
 class _Registry(CollectorRegistry):
     """Remembers what was registered: a metric with labels shows nothing of itself before its first use."""
@@ -103,16 +95,13 @@ def instruments_in_code() -> dict[str, Instrument]:
     LearnerMetrics(registry)
     SamplerMetrics(registry)
     VerifierMetrics(registry)
-    registry.register(FleetCollector())
     registered = (i for collector in registry.registered for i in instruments_of(collector))
     return {instrument.name: instrument for instrument in registered}
 
 
 def queryable() -> dict[str, frozenset[str]]:
     """Return the series that a query may use, each with its labels."""
-    own = instruments_in_code().values()
-    fleet = [one.of_fleet for one in own if re.match(r"heterorl_(node|sampler|relay)_", one.name) is not None]
-    return {name: one.labels for one in (*own, *fleet) for name in one.series}
+    return {name: one.labels for one in instruments_in_code().values() for name in one.series}
 
 
 def instruments_of(collector: Collector) -> list[Instrument]:
@@ -250,9 +239,9 @@ def test_every_alert_is_fired_by_a_unit_test_and_kept_silent_by_another() -> Non
 def test_the_dashboards_show_what_the_run_is_steered_by() -> None:
     shown = names_in(target["expr"] for panel in panels() for target in panel.get("targets", []))
     assert shown >= {
-        "heterorl_learner_reward_mean",
-        "heterorl_learner_kl_nats",
-        "heterorl_learner_ess_ratio",
+        "heterorl_coordinator_step_reward_mean",
+        "heterorl_coordinator_step_kl_nats",
+        "heterorl_coordinator_step_ess_ratio",
         "heterorl_learner_clip_ratio",
         "heterorl_learner_truncated_ratio",
         "heterorl_learner_trust_ratio",
@@ -270,9 +259,9 @@ def test_the_dashboards_show_what_the_run_is_steered_by() -> None:
         "heterorl_coordinator_evaluation_reward_mean",
         "heterorl_coordinator_reward_checks_total",
         "heterorl_coordinator_proven_liars_total",
-        "heterorl_fleet_sampler_tokens_total",
+        "heterorl_coordinator_fleet_tokens_per_second_sum",
         "heterorl_node_transfer_bytes_total",
-        "heterorl_sampler_price_per_hour",
+        "heterorl_coordinator_peer_price_per_hour",
     }
 
 

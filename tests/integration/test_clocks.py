@@ -76,7 +76,7 @@ async def membership(identity: Identity, address: str, clock: Clock) -> AsyncIte
             channel,
             Member(identity.run_id, identity.role, LAYOUT, TOKENIZER),
             Uplink(clock, Backoff(lambda: 0.5, cap_s=0.5), metrics.waiting, identity),
-            reports=PeerReports(held=lambda: None, waits_for=lambda: "", metrics=tuple),
+            reports=PeerReports(held=lambda: None, waits_for=lambda: ""),
             notices=Notices(),
         )
         running = asyncio.create_task(client.run(ready=lambda: None, stopping=stopping))

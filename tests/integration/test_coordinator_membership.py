@@ -12,9 +12,9 @@ from support.waiting import eventually
 
 async def test_software_is_shown_by_peer_and_what_is_older_is_unusual(hub: RunningHub) -> None:
     async with hub.peer() as learner, hub.peer(hub.made.sampler) as sampler:
-        answer = await learner.join(protocol=2, oldest_protocol=1, software_version="0.3.0\x1b[2J")
+        answer = await learner.join(protocol=3, oldest_protocol=2, software_version="0.4.0\x1b[2J")
         assert Spoken(answer.protocol, answer.oldest_protocol, answer.software_version) == OURS
-        await sampler.join(software_version="0.2.0", protocol=0, oldest_protocol=0)
+        await sampler.join(software_version="0.3.0", protocol=2, oldest_protocol=1)
         hub.clock.advance(1.1)
 
         async def is_seen() -> bool:
@@ -23,7 +23,7 @@ async def test_software_is_shown_by_peer_and_what_is_older_is_unusual(hub: Runni
         await eventually(is_seen)
         status = await learner.status()
         shown = {one.node_id: (one.software_version, one.protocol) for one in status.peers}
-        assert shown == {"learner": ("0.3.0[2J", 2), "sampler-1": ("0.2.0", 1)}
+        assert shown == {"learner": ("0.4.0[2J", 3), "sampler-1": ("0.3.0", 2)}
         assert [(one.what, list(one.node_ids)) for one in status.unusual] == [
             ("sampler of an older protocol: upgrade it", ["sampler-1"])
         ]
@@ -39,14 +39,29 @@ async def test_a_heartbeat_is_stamped_on_arrival_and_departure_and_repeats_its_n
         assert answer.received_at_s == answer.sent_at_s == hub.clock.now()
 
 
-async def test_a_samplers_metrics_are_on_the_coordinators_page_under_its_name(hub: RunningHub) -> None:
-    sample = membership_pb2.MetricSample(name="heterorl_sampler_tokens_total", value=5)
-    family = membership_pb2.MetricFamily(name="heterorl_sampler_tokens", type="counter", samples=[sample])
+async def test_the_numbers_of_a_heartbeat_are_in_the_status_and_on_the_coordinators_page(
+    hub: RunningHub,
+) -> None:
+    machine = membership_pb2.MachineFigures(disk_free_ratio=0.25)
+    figures = membership_pb2.SamplerFigures(starving_s=90.0)
     async with hub.peer(hub.made.sampler) as sampler:
         await sampler.join()
-        await sampler.heartbeat(metrics=[family])
-        page = generate_latest(hub.registry).decode()
-    assert 'heterorl_sampler_tokens_total{node="sampler-1",role="sampler"} 5.0' in page
+        await sampler.heartbeat(machine=machine, sampler=figures)
+        (row,) = (await sampler.status()).peers
+        assert (row.machine, row.sampler) == (machine, figures)
+
+        hub.clock.advance(2)
+
+        async def is_shown() -> bool:
+            labels = 'peer_starving_seconds{node="sampler-1",role="sampler"} 90.0'
+            return labels in generate_latest(hub.registry).decode()
+
+        await eventually(is_shown)
+        wrong = membership_pb2.SamplerFigures(starving_s=float("nan"))
+        assert await reason(sampler.heartbeat(sampler=wrong)) == "non_finite"
+    async with hub.peer() as learner:
+        await learner.join()
+        assert await reason(learner.heartbeat(sampler=figures)) == "wrong_role"
 
 
 async def test_in_a_large_fleet_those_who_ask_for_the_state_at_once_share_an_answer(
@@ -83,17 +98,3 @@ async def test_an_operator_asks_for_a_page_of_peers_and_hears_what_the_run_waits
         query = membership_pb2.PeerQuery(sort_by="age")
         wrong = asks.membership.GetStatus(membership_pb2.GetStatusRequest(query=query))
         assert await reason(wrong) == "malformed"
-
-
-async def test_the_values_of_a_samplers_metrics_follow_the_whole_of_them(hub: RunningHub) -> None:
-    sample = membership_pb2.MetricSample(name="heterorl_sampler_tokens_total", value=5)
-    family = membership_pb2.MetricFamily(name="heterorl_sampler_tokens", type="counter", samples=[sample])
-    labels = {"node": "sampler-1", "role": "sampler"}
-    async with hub.peer(hub.made.sampler) as sampler:
-        await sampler.join()
-        assert (await sampler.heartbeat()).wants_whole_metrics
-        assert not (await sampler.heartbeat(metrics=[family])).wants_whole_metrics
-        await sampler.heartbeat(metric_values=[9.0])
-        assert hub.metric("heterorl_sampler_tokens_total", **labels) == 9
-        assert hub.metric("heterorl_fleet_sampler_tokens_total", role="sampler") == 4
-        assert await reason(sampler.heartbeat(metric_values=[1.0] * 10_001)) == "over_limit"

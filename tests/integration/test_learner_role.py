@@ -50,7 +50,6 @@ from node.rollout import PromptLease, RolloutGroup
 from node.rpc.channel import Backoff, Purpose, dial
 from node.run import Role
 from node.step_log_parts import log_lines
-from node.telemetry.metrics import snapshot
 from node.tokenizer import chat_template_digest, tokenizer_digest
 from node.verdict import Verdict
 from node.weights.assembly.held import HeldPolicy
@@ -139,7 +138,7 @@ async def sampling(
             chat_template_digest(model_dir),
         ),
         Uplink(CLOCK, Backoff(random.random)),
-        reports=PeerReports(held=lambda: version0, waits_for=str, metrics=tuple, base=lambda: base),
+        reports=PeerReports(held=lambda: version0, waits_for=str, base=lambda: base),
         notices=Notices(verdict=lambda said: verdicts.update([said.verdict])),
     )
 
@@ -257,13 +256,9 @@ async def test_a_learner_trains_publishes_drains_and_goes_on_after_a_restart(
     assert page is not None
     assert escape(samples[-1].completions[0].text) in page.decode()
 
-    shown = {
-        sample.name: sample.value
-        for family in snapshot(context.registry, Role.LEARNER)
-        for sample in family.samples
-    }
-    assert shown["heterorl_learner_version"] == shown["heterorl_learner_published_version"] == 5
-    assert shown["heterorl_learner_trained_tokens_total"] == 2 * 2 * 2 * 4
+    shown = context.registry.get_sample_value
+    assert shown("heterorl_learner_version") == shown("heterorl_learner_published_version") == 5
+    assert shown("heterorl_learner_trained_tokens_total") == 2 * 2 * 2 * 4
 
 
 async def _learn_on_two_ranks_then_one(made: MadeRun, model_dir: Path) -> None:

@@ -189,6 +189,6 @@ def membership(channel: grpc.aio.Channel, run_id: str, held: Callable[[], Policy
         learner_epoch=1,
         vocabulary_size=100,
     )
-    reports = PeerReports(held=held, waits_for=str, metrics=tuple)
+    reports = PeerReports(held=held, waits_for=str)
     uplink = Uplink(SystemClock(), Backoff(lambda: 0.1))
     return MembershipClient(channel, member, uplink, reports=reports, notices=Notices())

@@ -96,7 +96,9 @@ async def test_a_verifier_that_came_before_the_learner_is_sent_no_group_if_it_re
         async with learning(hub, base, model_dir) as learner, sampling(made, hub.address, model_dir):
             await learner.drain(credits=1000)
             await until(lambda: told in errors(caplog))
-            assert await verifier.ending is ExitCode.FAILED  # by itself: a drain would win over its error
+            assert (
+                await verifier.ending is ExitCode.COULD_NOT_START
+            )  # by itself: a drain would win over its error
             assert verifier.value("checks_total", outcome="agreed") == 0
             assert verifier.value("checks_total", outcome="disagreed") == 0
             await has_delivered(hub, learner, 3)

@@ -21,9 +21,11 @@ async def test_peers_of_the_lab_are_members_that_send_heartbeats_and_metrics(hub
         ]
         assert {peer.state for peer in status.peers} <= {"joined", "live"}
 
+        hub.clock.advance(2)
+
         async def has_metrics() -> bool:
             labels = {"node": "sampler-2", "role": "sampler"}
-            return hub.metric("heterorl_sampler_tokens_total", **labels) == 1e6
+            return hub.metric("heterorl_coordinator_peer_tokens_per_second", **labels) == 1500
 
         await eventually(has_metrics)
     seen = json.loads(fleet.report())

@@ -76,7 +76,7 @@ async def member(
             control,
             Member(made.run_id, Role.SAMPLER, layout_digest=LAYOUT, tokenizer_digest=TOKENIZER),
             Uplink(clock, Backoff(lambda: 0.5, first_s=0.02, cap_s=0.1), identity=own, hub=hub),
-            reports=PeerReports(held=lambda: None, waits_for=str, metrics=tuple),
+            reports=PeerReports(held=lambda: None, waits_for=str),
             notices=Notices(moved=moved.learn),
         )
         running = asyncio.create_task(client.run(ready=lambda: None, stopping=stopping))

@@ -199,7 +199,7 @@ async def test_a_peer_that_knows_both_finds_who_leads_before_and_after_a_takeove
                 channel,
                 Member(made.run_id, Role.SAMPLER, layout_digest=LAYOUT, tokenizer_digest=TOKENIZER),
                 Uplink(SystemClock(), Backoff(lambda: 0.1), hub=hub),
-                reports=PeerReports(held=lambda: None, waits_for=str, metrics=tuple),
+                reports=PeerReports(held=lambda: None, waits_for=str),
                 notices=Notices(),
             )
             stopping = asyncio.Event()

@@ -45,7 +45,6 @@ from node.rollout import EncodedGroup, GroupHeader, LeaseGrant, RolloutGroup
 from node.rpc.channel import ConnectionLost
 from node.run import Role, StepRecord
 from node.sampling_parameters import SamplingParameters
-from node.telemetry.fleet_collector import FleetCollector
 from node.telemetry.own_faults import OwnFaults
 from node.verdict import GroupVerdict
 from node.waits import side_by_side
@@ -227,7 +226,6 @@ class Hub:
             silent_after_s=SILENT_AFTER_S,
             heartbeat_interval_s=HEARTBEAT_S,
             head=self.published.head,
-            fleet=FleetCollector(),
             metrics=instruments,
             random=draw_for(plan.seed, "pauses").random,
         )

@@ -30,6 +30,7 @@ from node.errors import Reason, RefusedError
 from node.failure import FailedLease, Failure
 from node.identity.certificates import read_curve_key
 from node.identity.revocation import Revocations
+from node.peer_figures import MachineFigures, SamplerFigures
 from node.policy import Announcement, ArtifactKey
 from node.rollout import LeaseGrant, check_group
 from node.rpc.client_hello import server_name_in
@@ -39,8 +40,8 @@ from node.weights.assembly.apply import make_frame
 from node.weights.codec.frame_codec import decode_frame
 from node.weights.format.dtypes import DTYPES
 from node.weights.format.manifest import Codec, verify_signed
-from node.wire.mapping import from_wire
-from node.wire.members import base_model_from_wire, check_owners, metric_families_from_wire
+from node.wire.mapping import from_wire, optional_from_wire
+from node.wire.members import base_model_from_wire, check_owners
 from node.wire.rollouts import encoded_from_wire, group_from_wire, group_to_wire, submission_to_wire
 from support.client_hello import client_hello
 from support.groups import make_group
@@ -165,7 +166,8 @@ def doors(directory: Path) -> list[Door]:
     def heartbeat(data: bytes) -> bool:
         message = membership_pb2.HeartbeatRequest.FromString(data)
         _check_all_owners(message)
-        metric_families_from_wire(message.metrics)
+        optional_from_wire(MachineFigures, message, "machine")
+        optional_from_wire(SamplerFigures, message, "sampler")
         return False
 
     def reads(message_type: type[Message], value_type: type[Any]) -> Callable[[bytes], bool]:

@@ -1,11 +1,12 @@
-"""A coordinator's metrics with a peer of every role behind it: every metric of the code, each with values."""
+"""The metrics of a coordinator and of a peer of every role: every metric of the code, each with values."""
 
 import itertools
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.registry import Collector
 
 from learner.metrics import LearnerMetrics
@@ -15,10 +16,10 @@ from node.coordinator.fleet.survey import MEASURES, FleetSurvey, Measured
 from node.coordinator.metrics import CoordinatorMetrics
 from node.evaluation import Evaluation, EvaluationStatus
 from node.identity.peer import Peer
+from node.peer_figures import FIGURES
 from node.relay.metrics import RelayMetrics
-from node.run import Role, SamplerStanding
-from node.telemetry.fleet_collector import FleetCollector
-from node.telemetry.metrics import NodeMetrics, create_registry, exposition, snapshot
+from node.run import Role, SamplerStanding, StepReport, Teaching
+from node.telemetry.metrics import NodeMetrics, create_registry
 from node.telemetry.transfer_metrics import TransferMetrics
 from sampler.metrics import SamplerMetrics, VerifierMetrics
 
@@ -43,6 +44,7 @@ LABEL_VALUES: Final[dict[str, tuple[str, ...]]] = {
     "service": ("rollout",),
     "stage": ("sampled", "trained"),
     "state": ("leased", "spooled", "accepted", "trained"),
+    "to": ("coordinator", "relay"),
     "verdict": ("spooled", "accepted", "stale"),
     "version": ("0",),
     "what": ("options",),
@@ -66,21 +68,20 @@ class MetricFleet:
 
     def __init__(self) -> None:
         self._hub = _registry("coordinator")
-        coordinator = CoordinatorMetrics(self._hub)
-        self._fleet = FleetCollector()
-        self._hub.register(self._fleet)
+        coordinator = self._coordinator = CoordinatorMetrics(self._hub)
         self._peers: dict[Peer, CollectorRegistry] = {}
         self._add("learner-1", Role.LEARNER, LearnerMetrics)
         self._add("relay-1", Role.RELAY, RelayMetrics)
         self._add("verifier-1", Role.VERIFIER, VerifierMetrics)
         for name in SAMPLERS:
             self._add(name, Role.SAMPLER, SamplerMetrics)
+        measured = Measured(1, 2.0, 3.0, 0.1, dict.fromkeys(FIGURES, 1.0))
         coordinator.show_fleet(
             FleetSurvey(
                 {(peer.role, PeerState.LIVE): 1 for peer in self._peers},
                 dict.fromkeys(SamplerStanding, 1),
-                {measure: np.array([1.0, 2.0]) for measure in MEASURES},
-                tuple((peer, Measured(1, 2.0, 3.0, 0.1)) for peer in self._peers),
+                {measure: np.array([1.0, 2.0]) for measure in (*MEASURES, *FIGURES)},
+                tuple((peer, measured) for peer in self._peers),
                 (),
             )
         )
@@ -93,14 +94,37 @@ class MetricFleet:
         instruments(registry)
 
     def next_exposition(self) -> bytes:
-        """Let every metric rise, and return what the coordinator's telemetry port shows then."""
+        """Let every metric rise, and return what a Prometheus that scrapes all of them sees then."""
         self._turns += 1
+        step = StepReport(1, 0.1 + 0.001 * self._turns, 1.0, 2, 0.1, 0.9, 0.1, 1.0, 2.0, 3.0)
+        self._coordinator.show_steps(step, Teaching(8, 1, 0.5, 2.0))
         for registry in (self._hub, *self._peers.values()):
             for collector in registry._collector_to_names:
                 _raise(collector, self._turns)
+        scraped = CollectorRegistry()
+        scraped.register(_Scraped(self._hub, self._peers))
+        return generate_latest(scraped)
+
+
+class _Scraped(Collector):
+    """Every process's metrics, those of peers with the labels that prometheus.yml gives them."""
+
+    def __init__(self, hub: CollectorRegistry, peers: Mapping[Peer, CollectorRegistry]) -> None:
+        self._hub, self._peers = hub, peers
+
+    def collect(self) -> Iterable[Metric]:
+        families = {metric.name: metric for metric in self._hub.collect()}
         for peer, registry in self._peers.items():
-            self._fleet.update(peer, snapshot(registry, peer.role))
-        return exposition(self._hub)
+            for metric in registry.collect():
+                if not metric.name.startswith("heterorl_"):
+                    continue
+                family = families.setdefault(
+                    metric.name, Metric(metric.name, metric.documentation, metric.type)
+                )
+                for one in metric.samples:
+                    labels = {**one.labels, "node": peer.node_id, "role": peer.role.value}
+                    family.add_sample(one.name, labels, one.value)
+        return families.values()
 
 
 def _registry(role: str) -> CollectorRegistry:

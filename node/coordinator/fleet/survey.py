@@ -5,8 +5,8 @@ that have left or are revoked are counted only.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -14,13 +14,18 @@ import numpy.typing as npt
 
 from node.coordinator.fleet.membership import PeerState
 from node.identity.peer import Peer
+from node.peer_figures import FIGURES, Worst
 from node.protocol import OURS, Spoken
 from node.run import PeerCount, Role, SamplerStanding, Unusual
 
 Values: TypeAlias = npt.NDArray[np.float64]
 
+SHOWN_SAMPLERS: Final = 16
+"""Samplers that metrics name in any case, besides peers that are no samplers: those that joined first
+and are heard of."""
+
 WORST_SAMPLERS: Final = 10
-"""By name, of each measure."""
+"""Samplers that metrics name besides, of each measure."""
 
 NAMED_UNUSUAL: Final = 5
 
@@ -54,6 +59,8 @@ class Measured:
     lag_s: float
     silence_s: float
     clock_offset_s: float
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """Numbers that it reports, by name; see ``node.peer_figures``."""
 
 
 MEASURES: Final = ("version_lag_versions", "lag_s", "silence_s", "clock_offset_s")
@@ -66,7 +73,7 @@ class FleetSurvey:
     counts: Mapping[tuple[Role, PeerState], int]
     standings: Mapping[SamplerStanding, int]
     samplers: Mapping[str, Values]
-    """Measure -> its value at each sampler that is here; of clocks, at each peer."""
+    """Measure or figure -> its value at each sampler that is here and has it; of clocks, at each peer."""
     named: tuple[tuple[Peer, Measured], ...]
     """The peers that metrics name."""
     unusual: tuple[Unusual, ...]
@@ -78,15 +85,13 @@ class FleetSurvey:
         return tuple(PeerCount(role, state.value, n) for (role, state), n in sorted(self.counts.items()) if n)
 
 
-NOTHING_SEEN: Final = FleetSurvey({}, {}, {name: np.zeros(0) for name in MEASURES}, (), ())
+NOTHING_SEEN: Final = FleetSurvey({}, {}, {name: np.zeros(0) for name in (*MEASURES, *FIGURES)}, (), ())
 
 
 @dataclass(slots=True)
 class Surveyor:
     """Takes peers in one after the other."""
 
-    named: Collection[Peer]
-    """Peers that metrics name in any case, besides those that are no samplers."""
     max_staleness_versions: int
     run_grader: bytes
     _counts: Counter[tuple[Role, PeerState]] = field(default_factory=Counter)
@@ -95,6 +100,8 @@ class Surveyor:
     _few: list[Measured] = field(default_factory=list)
     """Figures of peers that are not samplers."""
     _silent: set[Peer] = field(default_factory=set)
+    _shown: int = 0
+    """Samplers among the named ones."""
     _named: dict[Peer, Measured] = field(default_factory=dict)
     _unusual: dict[str, list[tuple[float, str]]] = field(default_factory=dict)
     _graders: dict[bytes, list[Peer]] = field(default_factory=dict)
@@ -119,12 +126,16 @@ class Surveyor:
             self._standings[standing] += 1
         if state is PeerState.REVOKED:
             return
+        if state is PeerState.SILENT:
+            measured = replace(measured, figures={})  # nobody knows how they are now
         is_sampler = peer.role is Role.SAMPLER
         if is_sampler:
             self._samplers.append((peer, measured))
         else:
             self._few.append(measured)
-        if not is_sampler or peer in self.named:
+        is_shown = state is not PeerState.SILENT and self._shown < SHOWN_SAMPLERS
+        self._shown += is_sampler and is_shown
+        if not is_sampler or is_shown:
             self._named[peer] = measured
         if state is PeerState.SILENT:
             self._silent.add(peer)
@@ -164,6 +175,12 @@ class Surveyor:
             badness = np.abs(values) if name == "silence_s" else np.where(is_heard, np.abs(values), 0.0)
             order = np.argsort(-badness, kind="stable")[:WORST_SAMPLERS]
             named |= (self._samplers[n] for n in order.tolist() if badness[n])
+        for name, figure in FIGURES.items():
+            having = [one for one in self._samplers if name in one[1].figures]
+            numbers[name] = np.array([measured.figures[name] for _, measured in having], dtype=np.float64)
+            sign = -1 if figure.worst is Worst.HIGHEST else 1
+            order = np.argsort(sign * numbers[name], kind="stable")[:WORST_SAMPLERS]
+            named |= (having[n] for n in order.tolist() if figure.is_alarming(numbers[name][n]))
         clocks = np.array([measured.clock_offset_s for measured in self._few], dtype=np.float64)
         numbers["clock_offset_s"] = np.concatenate([numbers["clock_offset_s"], clocks])
         return FleetSurvey(

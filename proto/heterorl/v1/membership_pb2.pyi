@@ -318,7 +318,6 @@ class HeartbeatRequest(_message.Message):
     HELD_FIELD_NUMBER: _builtins.int
     RUNNING_LEASE_IDS_FIELD_NUMBER: _builtins.int
     CLOCK_OFFSET_S_FIELD_NUMBER: _builtins.int
-    METRICS_FIELD_NUMBER: _builtins.int
     WAITS_FOR_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     REVOCATIONS_DIGEST_FIELD_NUMBER: _builtins.int
@@ -326,7 +325,8 @@ class HeartbeatRequest(_message.Message):
     TEACHING_FIELD_NUMBER: _builtins.int
     BEST_VERSION_FIELD_NUMBER: _builtins.int
     CHANGES_FIELD_NUMBER: _builtins.int
-    METRIC_VALUES_FIELD_NUMBER: _builtins.int
+    MACHINE_FIELD_NUMBER: _builtins.int
+    SAMPLER_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Counts heartbeats of this stream from 1."""
     sent_at_s: _builtins.float
@@ -350,13 +350,6 @@ class HeartbeatRequest(_message.Message):
         """Leases the peer still works on, at most 4096; each is renewed."""
 
     @_builtins.property
-    def metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetricFamily]:
-        """The peer's metrics, at most 1000 families, where an answer's metrics_every_s has asked for them; the coordinator adds
-        them up, and shows those of some peers by name. Whole for the first time on a stream, when a sample is there that
-        was not, and where the answer says so; else empty.
-        """
-
-    @_builtins.property
     def step(self) -> Global___StepReport:
         """Learners: the newest step. Unset: none yet, or not a learner."""
 
@@ -369,10 +362,12 @@ class HeartbeatRequest(_message.Message):
         """Learners: what an operator has changed in the last day, newest first, a line each; at most 8. Others: empty."""
 
     @_builtins.property
-    def metric_values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """The peer's metrics where only their values differ from those last sent whole on this stream: the values of all
-        samples, in that order. Empty: unchanged, or sent whole.
-        """
+    def machine(self) -> Global___MachineFigures:
+        """Numbers of the peer's process and its machine, in the first heartbeat of a stream and each 15 s. Unset: as before."""
+
+    @_builtins.property
+    def sampler(self) -> Global___SamplerFigures:
+        """Samplers: numbers of their work, likewise."""
 
     def __init__(
         self,
@@ -382,7 +377,6 @@ class HeartbeatRequest(_message.Message):
         held: _common_pb2.PolicyVersion | None = ...,
         running_lease_ids: _abc.Iterable[_builtins.str] | None = ...,
         clock_offset_s: _builtins.float = ...,
-        metrics: _abc.Iterable[Global___MetricFamily] | None = ...,
         waits_for: _builtins.str = ...,
         step: Global___StepReport | None = ...,
         revocations_digest: _builtins.bytes = ...,
@@ -390,11 +384,12 @@ class HeartbeatRequest(_message.Message):
         teaching: Global___Teaching | None = ...,
         best_version: _builtins.int | None = ...,
         changes: _abc.Iterable[_builtins.str] | None = ...,
-        metric_values: _abc.Iterable[_builtins.float] | None = ...,
+        machine: Global___MachineFigures | None = ...,
+        sampler: Global___SamplerFigures | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_version", b"best_version", "held", b"held", "step", b"step", "teaching", b"teaching"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_version", b"best_version", "held", b"held", "machine", b"machine", "sampler", b"sampler", "step", b"step", "teaching", b"teaching"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_version", b"best_version", "changes", b"changes", "clock_offset_s", b"clock_offset_s", "held", b"held", "instance", b"instance", "metric_values", b"metric_values", "metrics", b"metrics", "revocations_digest", b"revocations_digest", "running_lease_ids", b"running_lease_ids", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "step", b"step", "teaching", b"teaching", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_version", b"best_version", "changes", b"changes", "clock_offset_s", b"clock_offset_s", "held", b"held", "instance", b"instance", "machine", b"machine", "revocations_digest", b"revocations_digest", "running_lease_ids", b"running_lease_ids", "sampler", b"sampler", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "step", b"step", "teaching", b"teaching", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_version: _TypeAlias = _typing.Literal["best_version"]  # noqa: Y015
     _WhichOneofArgType__best_version: _TypeAlias = _typing.Literal["_best_version", b"_best_version"]  # noqa: Y015
@@ -403,92 +398,94 @@ class HeartbeatRequest(_message.Message):
 Global___HeartbeatRequest: _TypeAlias = HeartbeatRequest  # noqa: Y015
 
 @_typing.final
-class MetricFamily(_message.Message):
-    """One metric with its samples, as in the Prometheus text format."""
+class MachineFigures(_message.Message):
+    """Numbers of every member, finite; what is unset is not known."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    NAME_FIELD_NUMBER: _builtins.int
-    TYPE_FIELD_NUMBER: _builtins.int
-    HELP_FIELD_NUMBER: _builtins.int
-    SAMPLES_FIELD_NUMBER: _builtins.int
-    name: _builtins.str
-    """heterorl_<role>_<what>_<unit>, without suffix."""
-    type: _builtins.str
-    """counter, gauge or histogram."""
-    help: _builtins.str
-    """One line of explanation."""
-    @_builtins.property
-    def samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetricSample]:
-        """At most 10 000 in all families of a heartbeat."""
-
+    DISK_FREE_RATIO_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_EXPIRY_S_FIELD_NUMBER: _builtins.int
+    MENDED_FRAMES_FIELD_NUMBER: _builtins.int
+    SOURCE_LIES_FIELD_NUMBER: _builtins.int
+    disk_free_ratio: _builtins.float
+    """Free share of the file system of its state directory, 0 to 1."""
+    certificate_expiry_s: _builtins.float
+    """Seconds until its certificate expires, by its own clock; below 0: it has."""
+    mended_frames: _builtins.int
+    """Frames whose words in memory had changed and were made again, since it started."""
+    source_lies: _builtins.int
+    """Times a hub sent it what the learner had not signed, since it started."""
     def __init__(
         self,
         *,
-        name: _builtins.str = ...,
-        type: _builtins.str = ...,
-        help: _builtins.str = ...,
-        samples: _abc.Iterable[Global___MetricSample] | None = ...,
+        disk_free_ratio: _builtins.float | None = ...,
+        certificate_expiry_s: _builtins.float | None = ...,
+        mended_frames: _builtins.int | None = ...,
+        source_lies: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_certificate_expiry_s", b"_certificate_expiry_s", "_disk_free_ratio", b"_disk_free_ratio", "_mended_frames", b"_mended_frames", "_source_lies", b"_source_lies", "certificate_expiry_s", b"certificate_expiry_s", "disk_free_ratio", b"disk_free_ratio", "mended_frames", b"mended_frames", "source_lies", b"source_lies"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["help", b"help", "name", b"name", "samples", b"samples", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_certificate_expiry_s", b"_certificate_expiry_s", "_disk_free_ratio", b"_disk_free_ratio", "_mended_frames", b"_mended_frames", "_source_lies", b"_source_lies", "certificate_expiry_s", b"certificate_expiry_s", "disk_free_ratio", b"disk_free_ratio", "mended_frames", b"mended_frames", "source_lies", b"source_lies"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__certificate_expiry_s: _TypeAlias = _typing.Literal["certificate_expiry_s"]  # noqa: Y015
+    _WhichOneofArgType__certificate_expiry_s: _TypeAlias = _typing.Literal["_certificate_expiry_s", b"_certificate_expiry_s"]  # noqa: Y015
+    _WhichOneofReturnType__disk_free_ratio: _TypeAlias = _typing.Literal["disk_free_ratio"]  # noqa: Y015
+    _WhichOneofArgType__disk_free_ratio: _TypeAlias = _typing.Literal["_disk_free_ratio", b"_disk_free_ratio"]  # noqa: Y015
+    _WhichOneofReturnType__mended_frames: _TypeAlias = _typing.Literal["mended_frames"]  # noqa: Y015
+    _WhichOneofArgType__mended_frames: _TypeAlias = _typing.Literal["_mended_frames", b"_mended_frames"]  # noqa: Y015
+    _WhichOneofReturnType__source_lies: _TypeAlias = _typing.Literal["source_lies"]  # noqa: Y015
+    _WhichOneofArgType__source_lies: _TypeAlias = _typing.Literal["_source_lies", b"_source_lies"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__certificate_expiry_s) -> _WhichOneofReturnType__certificate_expiry_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__disk_free_ratio) -> _WhichOneofReturnType__disk_free_ratio | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__mended_frames) -> _WhichOneofReturnType__mended_frames | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__source_lies) -> _WhichOneofReturnType__source_lies | None: ...
 
-Global___MetricFamily: _TypeAlias = MetricFamily  # noqa: Y015
+Global___MachineFigures: _TypeAlias = MachineFigures  # noqa: Y015
 
 @_typing.final
-class MetricSample(_message.Message):
-    """One number of a metric."""
+class SamplerFigures(_message.Message):
+    """Numbers of a sampler, finite; what is unset is not known."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    @_typing.final
-    class LabelsEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.str
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.str = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    NAME_FIELD_NUMBER: _builtins.int
-    LABELS_FIELD_NUMBER: _builtins.int
-    VALUE_FIELD_NUMBER: _builtins.int
-    name: _builtins.str
-    """Name with its suffix (_total, _bucket, _sum, _count)."""
-    value: _builtins.float
-    """Value in the family's base unit."""
-    @_builtins.property
-    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Label names and values."""
-
+    STARVING_S_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    PRICE_PER_HOUR_FIELD_NUMBER: _builtins.int
+    starving_s: _builtins.float
+    """For how many seconds newer versions have been there and it has taken none."""
+    tokens_per_s: _builtins.float
+    """Tokens drawn for finished groups per second, mean of the last minute."""
+    price_per_hour: _builtins.float
+    """Its price, as it is configured there."""
     def __init__(
         self,
         *,
-        name: _builtins.str = ...,
-        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
-        value: _builtins.float = ...,
+        starving_s: _builtins.float | None = ...,
+        tokens_per_s: _builtins.float | None = ...,
+        price_per_hour: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_price_per_hour", b"_price_per_hour", "_starving_s", b"_starving_s", "_tokens_per_s", b"_tokens_per_s", "price_per_hour", b"price_per_hour", "starving_s", b"starving_s", "tokens_per_s", b"tokens_per_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["labels", b"labels", "name", b"name", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_price_per_hour", b"_price_per_hour", "_starving_s", b"_starving_s", "_tokens_per_s", b"_tokens_per_s", "price_per_hour", b"price_per_hour", "starving_s", b"starving_s", "tokens_per_s", b"tokens_per_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__price_per_hour: _TypeAlias = _typing.Literal["price_per_hour"]  # noqa: Y015
+    _WhichOneofArgType__price_per_hour: _TypeAlias = _typing.Literal["_price_per_hour", b"_price_per_hour"]  # noqa: Y015
+    _WhichOneofReturnType__starving_s: _TypeAlias = _typing.Literal["starving_s"]  # noqa: Y015
+    _WhichOneofArgType__starving_s: _TypeAlias = _typing.Literal["_starving_s", b"_starving_s"]  # noqa: Y015
+    _WhichOneofReturnType__tokens_per_s: _TypeAlias = _typing.Literal["tokens_per_s"]  # noqa: Y015
+    _WhichOneofArgType__tokens_per_s: _TypeAlias = _typing.Literal["_tokens_per_s", b"_tokens_per_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__price_per_hour) -> _WhichOneofReturnType__price_per_hour | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__starving_s) -> _WhichOneofReturnType__starving_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tokens_per_s) -> _WhichOneofReturnType__tokens_per_s | None: ...
 
-Global___MetricSample: _TypeAlias = MetricSample  # noqa: Y015
+Global___SamplerFigures: _TypeAlias = SamplerFigures  # noqa: Y015
 
 @_typing.final
 class StepReport(_message.Message):
@@ -664,8 +661,6 @@ class HeartbeatResponse(_message.Message):
     BEST_VERSION_FIELD_NUMBER: _builtins.int
     EVALUATING_VERSION_FIELD_NUMBER: _builtins.int
     IS_EVALUATED_FIELD_NUMBER: _builtins.int
-    METRICS_EVERY_S_FIELD_NUMBER: _builtins.int
-    WANTS_WHOLE_METRICS_FIELD_NUMBER: _builtins.int
     MOVED_FIELD_NUMBER: _builtins.int
     NEXT_HEARTBEAT_S_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
@@ -690,12 +685,6 @@ class HeartbeatResponse(_message.Message):
     """
     is_evaluated: _builtins.bool
     """Learners: whether the run evaluates versions, so that only an evaluation says which one is the best."""
-    metrics_every_s: _builtins.float
-    """The peer sends its metrics with its next heartbeat, and again with one each so many seconds. Unset: with none,
-    because the coordinator does not show them.
-    """
-    wants_whole_metrics: _builtins.bool
-    """The coordinator does not know what samples the values of metric_values are of: send the metrics whole next time."""
     moved: _builtins.bytes
     """As in JoinResponse, once, where it has changed since the peer joined."""
     next_heartbeat_s: _builtins.float
@@ -735,29 +724,23 @@ class HeartbeatResponse(_message.Message):
         best_version: _builtins.int | None = ...,
         evaluating_version: _builtins.int | None = ...,
         is_evaluated: _builtins.bool = ...,
-        metrics_every_s: _builtins.float | None = ...,
-        wants_whole_metrics: _builtins.bool = ...,
         moved: _builtins.bytes = ...,
         next_heartbeat_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "_evaluating_version", b"_evaluating_version", "_metrics_every_s", b"_metrics_every_s", "_next_heartbeat_s", b"_next_heartbeat_s", "best_version", b"best_version", "evaluating_version", b"evaluating_version", "head", b"head", "metrics_every_s", b"metrics_every_s", "next_heartbeat_s", b"next_heartbeat_s", "revocations", b"revocations"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "_evaluating_version", b"_evaluating_version", "_next_heartbeat_s", b"_next_heartbeat_s", "best_version", b"best_version", "evaluating_version", b"evaluating_version", "head", b"head", "next_heartbeat_s", b"next_heartbeat_s", "revocations", b"revocations"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "_evaluating_version", b"_evaluating_version", "_metrics_every_s", b"_metrics_every_s", "_next_heartbeat_s", b"_next_heartbeat_s", "best_version", b"best_version", "evaluating_version", b"evaluating_version", "head", b"head", "is_evaluated", b"is_evaluated", "longest_lag_versions", b"longest_lag_versions", "lost_lease_ids", b"lost_lease_ids", "metrics_every_s", b"metrics_every_s", "moved", b"moved", "must_repair", b"must_repair", "next_heartbeat_s", b"next_heartbeat_s", "received_at_s", b"received_at_s", "revocations", b"revocations", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "verdicts", b"verdicts", "wants_whole_metrics", b"wants_whole_metrics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "_evaluating_version", b"_evaluating_version", "_next_heartbeat_s", b"_next_heartbeat_s", "best_version", b"best_version", "evaluating_version", b"evaluating_version", "head", b"head", "is_evaluated", b"is_evaluated", "longest_lag_versions", b"longest_lag_versions", "lost_lease_ids", b"lost_lease_ids", "moved", b"moved", "must_repair", b"must_repair", "next_heartbeat_s", b"next_heartbeat_s", "received_at_s", b"received_at_s", "revocations", b"revocations", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_version: _TypeAlias = _typing.Literal["best_version"]  # noqa: Y015
     _WhichOneofArgType__best_version: _TypeAlias = _typing.Literal["_best_version", b"_best_version"]  # noqa: Y015
     _WhichOneofReturnType__evaluating_version: _TypeAlias = _typing.Literal["evaluating_version"]  # noqa: Y015
     _WhichOneofArgType__evaluating_version: _TypeAlias = _typing.Literal["_evaluating_version", b"_evaluating_version"]  # noqa: Y015
-    _WhichOneofReturnType__metrics_every_s: _TypeAlias = _typing.Literal["metrics_every_s"]  # noqa: Y015
-    _WhichOneofArgType__metrics_every_s: _TypeAlias = _typing.Literal["_metrics_every_s", b"_metrics_every_s"]  # noqa: Y015
     _WhichOneofReturnType__next_heartbeat_s: _TypeAlias = _typing.Literal["next_heartbeat_s"]  # noqa: Y015
     _WhichOneofArgType__next_heartbeat_s: _TypeAlias = _typing.Literal["_next_heartbeat_s", b"_next_heartbeat_s"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__best_version) -> _WhichOneofReturnType__best_version | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__evaluating_version) -> _WhichOneofReturnType__evaluating_version | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__metrics_every_s) -> _WhichOneofReturnType__metrics_every_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__next_heartbeat_s) -> _WhichOneofReturnType__next_heartbeat_s | None: ...
 
@@ -1514,6 +1497,8 @@ class PeerStatus(_message.Message):
     STANDING_DETAIL_FIELD_NUMBER: _builtins.int
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
+    MACHINE_FIELD_NUMBER: _builtins.int
+    SAMPLER_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """From its certificate."""
     role: _common_pb2.Role.ValueType
@@ -1562,6 +1547,14 @@ class PeerStatus(_message.Message):
     def verdicts(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Groups of this peer by verdict."""
 
+    @_builtins.property
+    def machine(self) -> Global___MachineFigures:
+        """As in its newest heartbeat."""
+
+    @_builtins.property
+    def sampler(self) -> Global___SamplerFigures:
+        """Likewise."""
+
     def __init__(
         self,
         *,
@@ -1587,10 +1580,12 @@ class PeerStatus(_message.Message):
         standing_detail: _builtins.str = ...,
         software_version: _builtins.str = ...,
         protocol: _builtins.int = ...,
+        machine: Global___MachineFigures | None = ...,
+        sampler: Global___SamplerFigures | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "machine", b"machine", "sampler", b"sampler"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_offset_s", b"clock_offset_s", "grader_digest", b"grader_digest", "held", b"held", "joins", b"joins", "lag_s", b"lag_s", "last_seen_s", b"last_seen_s", "lease_allowance", b"lease_allowance", "leases", b"leases", "node_id", b"node_id", "oldest_lease_s", b"oldest_lease_s", "protocol", b"protocol", "refused_twin_s", b"refused_twin_s", "refused_twins", b"refused_twins", "role", b"role", "software_version", b"software_version", "staleness_mean_versions", b"staleness_mean_versions", "standing", b"standing", "standing_detail", b"standing_detail", "state", b"state", "verdicts", b"verdicts", "version_lag_versions", b"version_lag_versions", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_offset_s", b"clock_offset_s", "grader_digest", b"grader_digest", "held", b"held", "joins", b"joins", "lag_s", b"lag_s", "last_seen_s", b"last_seen_s", "lease_allowance", b"lease_allowance", "leases", b"leases", "machine", b"machine", "node_id", b"node_id", "oldest_lease_s", b"oldest_lease_s", "protocol", b"protocol", "refused_twin_s", b"refused_twin_s", "refused_twins", b"refused_twins", "role", b"role", "sampler", b"sampler", "software_version", b"software_version", "staleness_mean_versions", b"staleness_mean_versions", "standing", b"standing", "standing_detail", b"standing_detail", "state", b"state", "verdicts", b"verdicts", "version_lag_versions", b"version_lag_versions", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

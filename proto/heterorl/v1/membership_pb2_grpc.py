@@ -177,7 +177,7 @@ class MembershipServiceServicer(object):
 
     def Heartbeat(self, request_iterator, context):
         """One stream per peer for as long as it lives: a heartbeat each way every interval. Renews
-        the leases named in it, carries the peer's metrics and returns verdicts. A peer writes a
+        the leases named in it, carries a handful of numbers and returns verdicts. A peer writes a
         heartbeat only when it has the answer to the one before, so that a heartbeat acknowledges it.
 
         Errors:

@@ -125,7 +125,7 @@ class MembershipServiceStub:
     """
     Heartbeat: _grpc.StreamStreamMultiCallable[_membership_pb2.HeartbeatRequest, _membership_pb2.HeartbeatResponse]
     """One stream per peer for as long as it lives: a heartbeat each way every interval. Renews
-    the leases named in it, carries the peer's metrics and returns verdicts. A peer writes a
+    the leases named in it, carries a handful of numbers and returns verdicts. A peer writes a
     heartbeat only when it has the answer to the one before, so that a heartbeat acknowledges it.
 
     Errors:
@@ -170,7 +170,7 @@ class MembershipServiceAsyncStub(MembershipServiceStub):
     """
     Heartbeat: _aio.StreamStreamMultiCallable[_membership_pb2.HeartbeatRequest, _membership_pb2.HeartbeatResponse]  # type: ignore[assignment]
     """One stream per peer for as long as it lives: a heartbeat each way every interval. Renews
-    the leases named in it, carries the peer's metrics and returns verdicts. A peer writes a
+    the leases named in it, carries a handful of numbers and returns verdicts. A peer writes a
     heartbeat only when it has the answer to the one before, so that a heartbeat acknowledges it.
 
     Errors:
@@ -224,7 +224,7 @@ class MembershipServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_membership_pb2.HeartbeatResponse], _abc.AsyncIterator[_membership_pb2.HeartbeatResponse]]:
         """One stream per peer for as long as it lives: a heartbeat each way every interval. Renews
-        the leases named in it, carries the peer's metrics and returns verdicts. A peer writes a
+        the leases named in it, carries a handful of numbers and returns verdicts. A peer writes a
         heartbeat only when it has the answer to the one before, so that a heartbeat acknowledges it.
 
         Errors:

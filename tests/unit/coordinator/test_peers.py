@@ -1,5 +1,6 @@
 """Reports of peers, and what they are told."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,23 +14,16 @@ from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import HeartbeatReport, Peers
 from node.coordinator.work.balance import Balance
 from node.coordinator.work.version_log import Announced
-from node.errors import RefusedError
+from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
+from node.peer_figures import SamplerFigures
 from node.policy import PolicyVersion
 from node.run import PeerQuery, Role
-from node.telemetry.fleet_collector import FleetCollector
-from node.telemetry.metrics import MetricFamily, MetricSample
 from node.verdict import GroupVerdict, Verdict
 from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
 
 SAMPLER = Peer("run", Role.SAMPLER, "s1")
 HEAD = PolicyVersion(3, b"r" * 16)
-METRICS = (MetricFamily("heterorl_sampler_x", "gauge", "", (MetricSample("heterorl_sampler_x", {}, 1.0),)),)
-
-
-@pytest.fixture
-def fleet() -> FleetCollector:
-    return FleetCollector()
 
 
 @pytest.fixture
@@ -38,7 +32,7 @@ def registry() -> CollectorRegistry:
 
 
 @pytest.fixture
-def peers(fleet: FleetCollector, registry: CollectorRegistry) -> Peers:
+def peers(registry: CollectorRegistry) -> Peers:
     log = (Announced(1, b"q" * 16, NOW_S - 50), Announced(3, HEAD.root, NOW_S - 20))
     accounts = make_accounts(Balance(facts=(LEARNER,), announced=log))
     metrics = CoordinatorMetrics(registry)
@@ -47,7 +41,6 @@ def peers(fleet: FleetCollector, registry: CollectorRegistry) -> Peers:
         silent_after_s=10,
         heartbeat_interval_s=2.0,
         head=lambda: HEAD,
-        fleet=fleet,
         metrics=metrics,
         random=lambda: 1.0,
     )
@@ -57,10 +50,6 @@ def peers(fleet: FleetCollector, registry: CollectorRegistry) -> Peers:
 
 def heartbeat(held: PolicyVersion | None = None, *, has_heard: bool = True) -> HeartbeatReport:
     return HeartbeatReport(held=held, clock_offset_s=0.25, waits_for="prompt lease", has_heard=has_heard)
-
-
-def shown(fleet: FleetCollector) -> list[str]:
-    return [metric.name for metric in fleet.collect() if metric.name.startswith("heterorl_sampler_")]
 
 
 @pytest.mark.parametrize(
@@ -143,9 +132,7 @@ def test_a_verifier_holds_no_version_and_is_never_behind(peers: Peers) -> None:
     assert lags["s1"][0] > 0
 
 
-def test_a_row_counts_the_samplers_groups_from_the_ledger(
-    fleet: FleetCollector, registry: CollectorRegistry
-) -> None:
+def test_a_row_counts_the_samplers_groups_from_the_ledger(registry: CollectorRegistry) -> None:
     desk = Desk()
     desk.lease("s1", 2)
     desk.submit("0.1")
@@ -157,7 +144,6 @@ def test_a_row_counts_the_samplers_groups_from_the_ledger(
         silent_after_s=10,
         heartbeat_interval_s=2.0,
         head=lambda: None,
-        fleet=fleet,
         metrics=metrics,
     )
     peers.join(SAMPLER, None, now=NOW_S)
@@ -166,10 +152,18 @@ def test_a_row_counts_the_samplers_groups_from_the_ledger(
     assert row.staleness_mean_versions == 3.0
 
 
-def test_metrics_of_a_peer_that_did_not_join_are_not_taken(peers: Peers, fleet: FleetCollector) -> None:
-    with pytest.raises(RefusedError):
-        peers.heartbeat(Peer("run", Role.SAMPLER, "s2"), heartbeat(), metrics=METRICS, now=NOW_S)
-    assert shown(fleet) == []
+def test_a_peer_that_did_not_join_is_not_heard(peers: Peers) -> None:
+    with pytest.raises(RefusedError) as error:
+        peers.heartbeat(Peer("run", Role.SAMPLER, "s2"), heartbeat(), now=NOW_S)
+    assert error.value.reason is Reason.NOT_JOINED
+
+
+def test_a_row_has_the_numbers_of_the_newest_heartbeat(peers: Peers) -> None:
+    for starving_s in (0.0, 90.0):
+        report = replace(heartbeat(), sampler=SamplerFigures(starving_s=starving_s))
+        peers.heartbeat(SAMPLER, report, now=NOW_S)
+    (row,), _ = PeerTable(peers, revoked=tuple).page(PeerQuery(), NOW_S)
+    assert row.sampler == SamplerFigures(starving_s=90.0)
 
 
 def test_no_number_of_samplers_says_which_grader_is_the_runs(peers: Peers) -> None:

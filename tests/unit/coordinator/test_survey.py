@@ -25,7 +25,7 @@ def sampler(name: str) -> Peer:
 
 @pytest.fixture
 def surveyor() -> Surveyor:
-    return Surveyor(frozenset(), max_staleness_versions=8, run_grader=b"g")
+    return Surveyor(max_staleness_versions=8, run_grader=b"g")
 
 
 def test_a_fleet_without_faults_has_nothing_unusual(surveyor: Surveyor) -> None:
@@ -75,7 +75,7 @@ def test_each_fault_has_a_line_and_the_most_urgent_comes_first(surveyor: Surveyo
 def test_samplers_that_grade_by_different_code_are_told_of_where_nobody_has_said_which_is_the_runs(
     run_grader: bytes, is_unsaid: bool
 ) -> None:
-    surveyor = Surveyor(frozenset(), max_staleness_versions=8, run_grader=run_grader)
+    surveyor = Surveyor(max_staleness_versions=8, run_grader=run_grader)
     for name, code in (("s1", b"x"), ("s2", b"x"), ("s3", b"y"), ("s4", b"")):
         surveyor.see(sampler(name), PeerState.LIVE, FINE, grader=code)
     surveyor.see(sampler("s5"), PeerState.SILENT, FINE, grader=b"z")

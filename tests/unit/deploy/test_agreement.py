@@ -153,6 +153,7 @@ def test_every_alert_reaches_somebody_by_its_urgency() -> None:
 def test_composes_prometheus_differs_from_ours_in_addresses_only() -> None:
     composed = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     ours = (DEPLOY / "monitoring/prometheus.yml").read_text().replace("127.0.0.1:9464", "heterorl-hub:9464")
+    ours = ours.replace("127.0.0.1:9465", "learner:9464")
     wanted = yaml.safe_load(ours.replace("127.0.0.1:9093", "alertmanager:9093"))
     assert yaml.safe_load(composed["configs"]["prometheus"]["content"]) == wanted
     assert {"alertmanager", "prometheus"} <= composed["services"].keys()

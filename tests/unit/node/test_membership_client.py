@@ -15,17 +15,14 @@ from node.clock import SystemClock
 from node.errors import Reason, Recovery, RefusedError
 from node.evaluation import EvaluationNotice
 from node.identity.peer import Peer
+from node.peer_figures import MachineFigures, SamplerFigures
 from node.policy import PolicyVersion
 from node.protocol import OURS
 from node.rpc.channel import REASON_KEY, Backoff, Purpose, dial
 from node.run import Role
-from node.telemetry.metrics import MetricFamily, MetricSample
 from node.verdict import GroupVerdict, Verdict
 
 HELD = PolicyVersion(3, b"r" * 16)
-FAMILY = MetricFamily(
-    "heterorl_sampler_tokens", "counter", "Tokens.", (MetricSample("heterorl_sampler_tokens_total", {}, 7.0),)
-)
 
 
 class Hub(membership_pb2_grpc.MembershipServiceServicer):
@@ -111,7 +108,6 @@ class Peering:
     def __init__(self, port: int, **notices: Callable[..., None]) -> None:
         self.readies = 0
         self.held = HELD
-        self.metrics = (FAMILY,)
         self.stopping = asyncio.Event()
         self.channel = dial(
             f"127.0.0.1:{port}", Peer("run", Role.SAMPLER, "one"), purpose=Purpose.CONTROL, now=time.time()
@@ -123,7 +119,8 @@ class Peering:
             reports=PeerReports(
                 held=lambda: self.held,
                 waits_for=lambda: "prompt lease",
-                metrics=lambda: self.metrics,
+                machine=lambda: MachineFigures(disk_free_ratio=0.5),
+                sampler=lambda: SamplerFigures(tokens_per_s=7.0),
                 running_leases=lambda: ("5.1",),
             ),
             notices=Notices(**notices),
@@ -170,40 +167,13 @@ async def test_a_heartbeat_says_what_the_peer_holds_works_on_and_waits_for() -> 
         assert [heartbeat.sequence, (await hub.heartbeats.get()).sequence] == [1, 2]
 
 
-async def test_metrics_go_with_a_heartbeat_where_the_coordinator_asks_and_as_seldom_as_it_asks() -> None:
+async def test_a_heartbeat_carries_the_numbers_that_are_known() -> None:
     hub = Hub()
-    hub.repeats = True
     async with serving(hub) as port, peering(port):
-        hub.answer = membership_pb2.HeartbeatResponse(metrics_every_s=3600)
-        sent = [await hub.heartbeats.get() for _ in range(6)]
-        assert [len(heartbeat.metrics) for heartbeat in sent] == [0, 1, 0, 0, 0, 0]
-        assert sent[1].metrics[0].samples[0].value == 7.0
-        hub.answer = membership_pb2.HeartbeatResponse(metrics_every_s=0)
-        assert [await hub.heartbeats.get() for _ in range(4)][-1].metric_values == [7.0]
-        hub.answer = membership_pb2.HeartbeatResponse()
-        last = [await hub.heartbeats.get() for _ in range(4)][-1]
-        assert not last.metrics
-        assert not last.metric_values
-
-
-async def test_metrics_are_sent_whole_once_and_where_their_samples_or_the_coordinator_ask_for_it() -> None:
-    hub = Hub()
-    hub.repeats = True
-    more = MetricFamily(
-        FAMILY.name, "counter", "", (*FAMILY.samples, MetricSample(FAMILY.samples[0].name, {"k": "v"}, 2.0))
-    )
-    async with serving(hub) as port, peering(port) as peer:
-        hub.answer = membership_pb2.HeartbeatResponse(metrics_every_s=0)
-        sent = [await hub.heartbeats.get() for _ in range(4)]
-        assert [len(one.metrics) for one in sent] == [0, 1, 0, 0]
-        assert [list(one.metric_values) for one in sent] == [[], [], [7.0], [7.0]]
-        peer.metrics = (more,)
-        sent = [await hub.heartbeats.get() for _ in range(4)]
-        assert sum(len(one.metrics) for one in sent) == 1
-        assert list(sent[-1].metric_values) == [7.0, 2.0]
-        hub.answer = membership_pb2.HeartbeatResponse(metrics_every_s=0, wants_whole_metrics=True)
-        sent = [await hub.heartbeats.get() for _ in range(4)]
-        assert all(one.metrics and not one.metric_values for one in sent[2:])
+        heartbeat = await hub.heartbeats.get()
+        assert (heartbeat.machine.disk_free_ratio, heartbeat.sampler.tokens_per_s) == (0.5, 7.0)
+        assert not heartbeat.machine.HasField("mended_frames")
+        assert not heartbeat.sampler.HasField("price_per_hour")
 
 
 async def test_the_next_heartbeat_goes_when_the_coordinator_asks_and_not_much_sooner_than_the_run_says() -> (

@@ -18,6 +18,7 @@ from node.errors import StartupError
 from node.evaluation import Evaluation, EvaluationStatus
 from node.exit_code import ExitCode
 from node.failure import BadPrompt, Failure
+from node.peer_figures import MachineFigures, SamplerFigures
 from node.policy import PolicyVersion
 from node.run import (
     Headline,
@@ -367,3 +368,12 @@ def test_the_command_line_asks_for_a_page_of_some_peers_in_an_order() -> None:
     assert asked == PeerQuery(("silent", "left"), ("sampler",), ("hoards",), "x", "y", "lag", True, 40, 20)
     with pytest.raises(SystemExit):
         arguments(*always, "--limit", "0")
+
+
+def test_a_peers_numbers_are_shown_and_in_a_large_fleet_only_what_is_wrong() -> None:
+    peer = replace(
+        PEER, machine=MachineFigures(disk_free_ratio=0.05), sampler=SamplerFigures(tokens_per_s=41.0)
+    )
+    assert f"{PEER.node_id}: 5.0% of its disk free, 41 tokens/s" in rendered(replace(RUN, peers=(peer,)))
+    assert f"{PEER.node_id}: 5.0% of its disk free\n" in rendered(replace(RUN, peers=(peer,) * 17)) + "\n"
+    assert "tokens/s" not in rendered(replace(RUN, peers=(replace(peer, state="silent"),)))

@@ -176,7 +176,7 @@ async def test_a_task_that_is_cancelled_stays_so_and_a_call_that_is_cancelled_is
     await asyncio.wait({task})
     assert task.cancelled()
     assert call.cancelled()
-    with pytest.raises(ConnectionLost, match="gave no answer"):
+    with pytest.raises(ConnectionLost, match="ended with the others of its channel"):
         await wait()
 
 

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from node.telemetry.disk_watch import DiskWatch
-from node.telemetry.metrics import NodeMetrics, snapshot
+from node.telemetry.metrics import NodeMetrics
 from support.clock import ManualClock
 
 
@@ -21,10 +21,11 @@ async def test_free_disk_is_known_when_the_service_is_ready(tmp_path: Path, fold
     stopping = asyncio.Event()
 
     def ready() -> None:
-        seen = {family.name: family.samples[0].value for family in snapshot(registry, "sampler")}
+        ratio = registry.get_sample_value("heterorl_node_disk_free_ratio")
+        free_bytes = registry.get_sample_value("heterorl_node_disk_free_bytes") or 0
         usage = shutil.disk_usage(tmp_path)
-        assert seen["heterorl_node_disk_free_ratio"] == pytest.approx(usage.free / usage.total, abs=0.05)
-        assert 0 < seen["heterorl_node_disk_free_bytes"] <= usage.total
+        assert ratio == pytest.approx(usage.free / usage.total, abs=0.05)
+        assert 0 < free_bytes <= usage.total
         stopping.set()
 
     async with asyncio.timeout(10):

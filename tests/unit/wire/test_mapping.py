@@ -10,6 +10,7 @@ from node.errors import RefusedError
 from node.evaluation import Evaluation, EvaluationStatus
 from node.failure import FAULTS, BadPrompt, FailedLease, Failure
 from node.identity.revocation import Revocations
+from node.peer_figures import MachineFigures, SamplerFigures
 from node.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.rollout import LeaseGrant, LeasePurpose, PromptLease
 from node.run import (
@@ -26,7 +27,6 @@ from node.run import (
     Teaching,
     Unusual,
 )
-from node.telemetry.metrics import MetricFamily, MetricSample
 from node.verdict import GroupVerdict, Verdict
 from node.wire.mapping import from_wire, known, member_from_wire, role_to_wire, to_wire, verdict_to_wire
 from support.groups import SAMPLING
@@ -80,6 +80,8 @@ PEER = PeerStatus(
     standing_detail="holds 9",
     software_version="0.3.0",
     protocol=2,
+    machine=MachineFigures(0.5, certificate_expiry_s=9.5, mended_frames=1),
+    sampler=SamplerFigures(starving_s=2.5),
 )
 STATUS = RunStatus(
     run_id="run",
@@ -108,13 +110,6 @@ STATUS = RunStatus(
 QUERY = PeerQuery(
     ("live",), ("sampler",), ("hoards",), "s", "disk", "lag", is_reversed=True, offset=50, limit=10
 )
-FAMILY = MetricFamily(
-    "heterorl_sampler_tokens",
-    "counter",
-    "Tokens.",
-    (MetricSample("heterorl_sampler_tokens_total", {"kind": "a"}, 2.0),),
-)
-
 SURVIVORS: list[tuple[type[Message], Any]] = [
     (policy_pb2.WatchVersionsResponse, ANNOUNCEMENT),
     (membership_pb2.JoinResponse, SETTINGS),
@@ -131,7 +126,6 @@ SURVIVORS: list[tuple[type[Message], Any]] = [
             RecommendedStaleness(None, "token weights", "nothing is measured"),
         )
     ),
-    (membership_pb2.MetricFamily, FAMILY),
     (membership_pb2.Revocations, Revocations()),
     (membership_pb2.Revocations, Revocations(("s1", "s2"))),
     *((membership_pb2.GroupVerdict, GroupVerdict("3.1", verdict, "why")) for verdict in Verdict),

@@ -6,7 +6,7 @@ from google.protobuf.message import Message
 from heterorl.v1 import membership_pb2
 from node.errors import Reason, RefusedError
 from node.run import Role
-from node.wire.members import OWNERS, base_model_from_wire, check_owners, metric_families_from_wire
+from node.wire.members import OWNERS, base_model_from_wire, check_owners
 
 SAID: dict[str, object] = {
     "layout_digest": b"l" * 16,
@@ -24,6 +24,7 @@ SAID: dict[str, object] = {
     "text_summary": "end tokens\t[2]",
     "task_digest": b"o" * 16,
     "grader_digest": b"g" * 16,
+    "sampler": membership_pb2.SamplerFigures(starving_s=1.0),
     "teaching": membership_pb2.Teaching(groups=1),
     "best_version": 3,
     "changes": ["learning_rate 0.001 -> 0.0005 since step 41"],
@@ -51,11 +52,6 @@ def test_what_everybody_says_everybody_may_say() -> None:
     for role in (Role.LEARNER, Role.SAMPLER, Role.RELAY):
         check_owners(membership_pb2.JoinRequest(run_id="run", instance="i"), role)
         check_owners(membership_pb2.HeartbeatRequest(sequence=1, waits_for="x", clock_offset_s=1.0), role)
-
-
-def test_a_heartbeat_with_too_many_metrics_is_refused() -> None:
-    with pytest.raises(RefusedError, match="1001 metric families"):
-        metric_families_from_wire([membership_pb2.MetricFamily()] * 1001)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,17 @@
+"""How fast a counter grows."""
+
+from node.telemetry.pace import WINDOW_S, Pace
+from support.clock import ManualClock
+
+
+def test_the_pace_is_that_of_the_last_minute() -> None:
+    clock, total = ManualClock(), 0.0
+    pace = Pace(lambda: total, monotonic=clock.monotonic)
+    assert pace.per_s() == 0.0
+    for _ in range(10):
+        clock.advance(WINDOW_S / 10)
+        total += 30.0
+        pace.per_s()
+    assert pace.per_s() == 300.0 / WINDOW_S
+    clock.advance(WINDOW_S)
+    assert pace.per_s() == 0.0
