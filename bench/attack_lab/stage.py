@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.attack_lab.task import CoinTask
+from bench.bad_prompt_tasks import GoodPrompts
 from deploy.runs.processes import Children
 from deploy.runs.run_directory import COORDINATOR, LEARNER, RunDirectory, Section
 from deploy.runs.run_session import RunSession
@@ -33,7 +34,7 @@ class Stage(RunSession):
         root: Path,
         *,
         children: Children,
-        task: type = CoinTask,
+        task: type[CoinTask | GoodPrompts] = CoinTask,
         changes: Mapping[str, Section] | None = None,
     ) -> None:
         """Prepare a run; ``changes`` to the sections of its configuration, by role or by section."""

@@ -36,7 +36,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplerFigures:
+class SamplersPart:
     """One sampler's part in the run."""
 
     trained_groups: int
@@ -99,10 +99,10 @@ def render(outcome: Outcome) -> RenderableType:
     return Group(samplers, Text(), *checks)
 
 
-def _figures_of(name: str, outcome: Outcome) -> SamplerFigures:
+def _figures_of(name: str, outcome: Outcome) -> SamplersPart:
     groups, mean = staleness_of(name, outcome.steps)
     staleness = [g.staleness_versions for step in outcome.steps for g in step.groups if g.sampler_id == name]
-    return SamplerFigures(
+    return SamplersPart(
         trained_groups=groups,
         staleness_mean_versions=mean if groups else None,
         staleness_max_versions=max(staleness, default=0),

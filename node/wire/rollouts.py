@@ -3,6 +3,7 @@
 Neither side visits tokens one by one.
 """
 
+import hashlib
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields, replace
@@ -56,11 +57,13 @@ def largest_group_bytes(*, group_size: int, max_new_tokens: int, prompt_tokens: 
 
 
 def group_to_wire(group: RolloutGroup) -> EncodedGroup:
-    """Return the group encoded, as it is signed, stored and handed on."""
+    """Return the group encoded, as it is stored and handed on."""
     completions = group.completions
     header = to_wire(rollout_pb2.GroupHeader, group.header)
+    prompt = group.prompt_token_ids.astype(_I32).tobytes()
+    header.prompt_digest = hashlib.blake2b(prompt, digest_size=16).digest()  # learners of 0.3 compare it
     columns = rollout_pb2.GroupColumns(
-        prompt_token_ids=group.prompt_token_ids.astype(_I32).tobytes(),
+        prompt_token_ids=prompt,
         completion_lengths=np.array([len(c.token_ids) for c in completions], _I32).tobytes(),
         token_ids=_joined((c.token_ids for c in completions if c.actions is None), _I32),
         behaviour_logprobs=_joined((c.of_drawn(c.behaviour_logprob) for c in completions), _F32),

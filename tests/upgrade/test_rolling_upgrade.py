@@ -84,7 +84,8 @@ async def test_a_run_of_the_last_release_is_upgraded_process_by_process(tmp_path
             version = len(steps.read()) + STEPS_BETWEEN
             await children.guard(until(lambda: len(steps.read()) >= version, within_s=120))
             speaks = {name: OURS.protocol if name in upgraded else OURS.oldest_protocol for name in ORDER[1:]}
-            speaks[NEWCOMER] = OURS.protocol
+            if RELAY in upgraded:
+                speaks[NEWCOMER] = OURS.protocol
 
             async def is_told() -> bool:
                 status = await fetch_status(f"127.0.0.1:{session.ports.members}", session.operator())
@@ -107,7 +108,7 @@ async def test_a_run_of_the_last_release_is_upgraded_process_by_process(tmp_path
             assert await children.stop(name) == 0
             del pythons[name]
             await children.guard(session.start(name, environ={}))
-            if name == COORDINATOR:
+            if name == RELAY:  # a sampler of today refuses to join by a relay that carries samplers
                 await session.let_in(NEWCOMER)
                 await children.guard(session.start(NEWCOMER, environ={}))
             await goes_on(*ORDER[:number])

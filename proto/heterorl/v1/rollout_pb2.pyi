@@ -544,12 +544,12 @@ class GroupHeader(_message.Message):
     @_builtins.property
     @_deprecated("""This field has been marked as deprecated using proto field options.""")
     def prompt_digest(self) -> _builtins.bytes:
-        """Passed over. Samplers up to release 0.3 put a digest of `prompt_token_ids` here."""
+        """Passed over since release 0.4. Samplers put a digest of `prompt_token_ids` here, which learners of 0.3 compare."""
 
     @prompt_digest.setter
     @_deprecated("""This field has been marked as deprecated using proto field options.""")
     def prompt_digest(self, value: _builtins.bytes) -> None:
-        """Passed over. Samplers up to release 0.3 put a digest of `prompt_token_ids` here."""
+        """Passed over since release 0.4. Samplers put a digest of `prompt_token_ids` here, which learners of 0.3 compare."""
 
     @_builtins.property
     def sampling(self) -> _common_pb2.SamplingParameters:

@@ -64,7 +64,7 @@ def test_values_change_what_they_say(tmp_path: Any) -> None:
     assert objects["ConfigMap", "heterorl-hub-config"]["data"] == {"coordinator.toml": "[coordinator]\n"}
     hub = objects["StatefulSet", "heterorl-hub"]["spec"]["template"]["spec"]
     assert hub["nodeSelector"] == {"d": "ssd"}
-    assert hub["containers"][0]["image"] == "registry.example.org/heterorl-coordinator:0.3.0"
+    assert hub["containers"][0]["image"] == "registry.example.org/heterorl-coordinator:0.4.0"
     policy = json.dumps(objects["NetworkPolicy", "heterorl-hub"])
     assert '{"kubernetes.io/metadata.name": "watch"}' in policy
     job = objects["Job", "heterorl-bootstrap"]["spec"]["template"]["spec"]["containers"][0]

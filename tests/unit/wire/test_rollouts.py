@@ -168,10 +168,13 @@ def test_bytes_that_are_not_a_group_are_refused(damaged: EncodedGroup) -> None:
         group_from_wire(damaged)
 
 
-def test_a_header_of_an_older_sampler_with_a_digest_of_its_prompt_is_read() -> None:
+def test_a_digest_of_the_prompt_is_stated_and_passed_over() -> None:
     encoded = group_to_wire(make_group())
-    older = rollout_pb2.GroupHeader(prompt_digest=b"p" * 16).SerializeToString()
-    assert header_from_wire(encoded.header + older) == header_from_wire(encoded.header)
+    header = rollout_pb2.GroupHeader.FromString(encoded.header)
+    assert len(header.prompt_digest) == 16  # learners of 0.3 compare it
+    for digest in (b"", b"p" * 16):
+        header.prompt_digest = digest
+        assert header_from_wire(header.SerializeToString()) == header_from_wire(encoded.header)
 
 
 def test_a_header_over_the_limit_is_refused_unread() -> None:
