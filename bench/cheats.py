@@ -32,7 +32,8 @@ from deploy.runs.processes import ChildError, Children, children_below
 from deploy.runs.records import StepTail, read_ledger
 from deploy.runs.run_directory import COORDINATOR, LEARNER, RunDirectory, Section
 from deploy.runs.run_session import RunSession
-from node.coordinator.ledger.ledger_check import read_evaluations
+from node.coordinator.ledger.ledger_check import facts_in, read_evaluations, reading
+from node.coordinator.work.sampler_standing import Standing
 from node.coordinator.work.slots import HELD_OUT_PLACES, held_out_number
 from sampler.process_tree import cpu_seconds
 
@@ -224,14 +225,14 @@ class _ShutOut:
 
 def _shut_out(ledger: Path) -> dict[str, _ShutOut]:
     """Return who is quarantined."""
-    query = (
-        "SELECT sampler_id, quarantine, quarantined_at_s, proven_at_s FROM standings WHERE quarantine != ''"
-    )
-    with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as connection:
-        rows = connection.execute(query).fetchall()
+    with reading(ledger) as connection:
+        found = [one for one in facts_in(connection, Standing) if one.quarantine]
     return {
-        name: _ShutOut("verifier" if proven_at_s else "copies" if "copies" in why else "logprobs", at_s)
-        for name, why, at_s, proven_at_s in rows
+        one.sampler_id: _ShutOut(
+            "verifier" if one.is_proven_liar else "copies" if "copies" in one.quarantine else "logprobs",
+            one.quarantined_at_s,
+        )
+        for one in found
     }
 
 

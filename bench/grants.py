@@ -27,11 +27,13 @@ from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.transactions import Transactions
 from node.coordinator.work import decisions
-from node.coordinator.work.accounts import Accounts, Balance, RunTerms, Transaction
+from node.coordinator.work.accounts import Accounts
+from node.coordinator.work.balance import Balance, Transaction
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.decisions import Decision, Released, release
 from node.coordinator.work.group_check import Work
 from node.coordinator.work.model_check import Learner
+from node.coordinator.work.run_terms import RunTerms
 from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import Attempt, Slot, SlotState
 from node.policy import PolicyVersion
@@ -108,7 +110,7 @@ def _accounts(slots: tuple[Slot, ...]) -> Accounts:
         lease_max_s=3600.0,
         prompt_retry_s=600.0,
     )
-    balance = Balance(SlotBalance(open_ones=slots, next_slot=len(slots)), learner=_LEARNER)
+    balance = Balance(SlotBalance(open_ones=slots, next_slot=len(slots)), facts=(_LEARNER,))
     accounts = Accounts(balance, terms, now=time.time())
     accounts.confirm()
     return accounts
@@ -142,7 +144,7 @@ def _decided(slots: tuple[Slot, ...], *, seconds: float) -> float:
 async def _recorded(slots: tuple[Slot, ...], *, seconds: float) -> float:
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as directory:  # not /tmp, which may be memory
         ledger = Ledger.open(Path(directory) / "ledger.sqlite", run_id=_WORK.run_id)
-        ledger.record(Transaction(slots=slots, learner=_LEARNER))
+        ledger.record(Transaction(slots=slots, facts=(_LEARNER,)))
         accounts = _accounts(slots)
         clock, metrics = SystemClock(), CoordinatorMetrics(CollectorRegistry())
         faults = OwnFaults(clock.monotonic)

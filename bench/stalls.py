@@ -15,12 +15,10 @@ import argparse
 import asyncio
 import json
 import signal
-import sqlite3
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -34,6 +32,8 @@ from deploy.runs.processes import ChildError, Children, children_below
 from deploy.runs.records import StepTail, read_ledger
 from deploy.runs.run_directory import COORDINATOR, LEARNER, RunDirectory, Section
 from deploy.runs.run_session import RunSession
+from node.coordinator.ledger.ledger_check import facts_in, reading
+from node.coordinator.work.sampler_standing import Standing
 
 MOST_LIES: Final = 0.02
 FEW: Final = 100
@@ -247,9 +247,8 @@ async def measure(run: StalledRun, model: Path, *, seconds: float) -> Measured:
 
 
 def _shut_out(ledger: Path) -> set[str]:
-    with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as connection:
-        rows = connection.execute("SELECT sampler_id FROM standings WHERE quarantine != ''").fetchall()
-    return {name for (name,) in rows}
+    with reading(ledger) as connection:
+        return {one.sampler_id for one in facts_in(connection, Standing) if one.quarantine}
 
 
 def _is_kept(case: Case, one: Measured, speed: float | None) -> bool:

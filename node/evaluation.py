@@ -6,7 +6,9 @@ Whoever names the best version asks ``best_of``: `status`, the run's page, the r
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import ClassVar, Final, TypeAlias
+
+from node.fact import Fact
 
 REWARD: Final = "reward"
 """The measure that versions are compared by unless ``evaluation.best_by`` names another."""
@@ -20,8 +22,10 @@ EvaluationTerms: TypeAlias = tuple[int, int, int, float, int, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class Evaluation(Fact):
     """How a version does on held-out prompts; fields as in membership.proto, and in the ledger."""
+
+    kind: ClassVar[str] = "evaluation"
 
     version: int
     """The version that drew every token."""
@@ -60,6 +64,10 @@ class Evaluation:
     """Mean tokens of a completion."""
     metrics: str = ""
     """Means of grader metrics besides the reward, as a JSON object; empty: none."""
+
+    @property
+    def key(self) -> str:
+        return str(self.version)
 
     @property
     def terms(self) -> EvaluationTerms:

@@ -6,7 +6,9 @@ returned with a failure counts as an attempt at the prompt.
 
 import enum
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
+
+from node.fact import Fact
 
 DETAIL_CHARACTERS: Final = 200
 """Longest detail of a failure: it comes from the task's own code and is shown to operators."""
@@ -51,8 +53,10 @@ def detail_of(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class BadPrompt:
-    """A prompt that could not be answered; fields as in the ledger."""
+class BadPrompt(Fact):
+    """A prompt that could not be answered."""
+
+    kind: ClassVar[str] = "bad_prompt"
 
     prompt_index: int
     reason: Failure
@@ -67,4 +71,8 @@ class BadPrompt:
     said_by: tuple[str, ...] = ()
     """Samplers that failed it since; from one alone it is withheld, with two nobody gets it."""
     retry_at_s: float = 0.0
-    """When it is leased to them again, same clock; not stored, so that it follows the configuration."""
+    """When it is leased to them again, same clock; worked out anew at a start, from the configuration."""
+
+    @property
+    def key(self) -> str:
+        return str(self.prompt_index)

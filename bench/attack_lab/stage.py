@@ -1,9 +1,7 @@
 """A run of coordinator, learner and two samplers, to be attacked or given bad prompts; real processes."""
 
 import asyncio
-import sqlite3
 from collections.abc import Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +10,7 @@ from bench.bad_prompt_tasks import GoodPrompts
 from deploy.runs.processes import Children
 from deploy.runs.run_directory import COORDINATOR, LEARNER, RunDirectory, Section
 from deploy.runs.run_session import RunSession
+from node.coordinator.ledger.ledger_check import facts_in, reading
 from node.coordinator.work.model_check import Learner
 from node.enrolment.authority import Authority
 
@@ -81,11 +80,8 @@ class Stage(RunSession):
 
     def learner(self) -> Learner:
         """Return what the learner said of the run's model, which every member knows."""
-        with closing(sqlite3.connect(f"file:{self.directory.ledger}?mode=ro", uri=True)) as connection:
-            cursor = connection.execute("SELECT * FROM learner")
-            row = dict(zip((column[0] for column in cursor.description), cursor.fetchone(), strict=True))
-        del row["only"]
-        return Learner(**row)
+        with reading(self.directory.ledger) as connection:
+            return next(facts_in(connection, Learner))
 
     def _configurations(self) -> dict[str, dict[str, Section]]:
         directory, ports = self.directory, self.ports

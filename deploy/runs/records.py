@@ -11,6 +11,7 @@ from node.coordinator.ledger.ledger_check import reading
 from node.coordinator.ledger.ledger_export import rows
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work.slots import parse_group_id
+from node.coordinator.work.tallies import Tally
 from node.step_log_parts import log_lines
 
 _OF_A_GROUP: Final = ("group_id", "sampler_id", "staleness_versions")
@@ -116,9 +117,10 @@ def read_ledger(path: Path, *, run_id: str) -> LedgerRecord:
     slots = {state.value: n for state, n in balance.slots.settled.items()}
     for slot in balance.slots.open_ones:
         slots[slot.state.value] = slots.get(slot.state.value, 0) + 1
-    verdicts: dict[str, dict[str, int]] = {}
-    for sampler_id, verdict, n in balance.verdicts:
-        verdicts.setdefault(sampler_id, {})[verdict.value] = n
+    verdicts = {
+        tally.sampler_id: {verdict.value: n for verdict, n in tally.verdicts.items()}
+        for tally in balance.of(Tally)
+    }
     return LedgerRecord(steps, slots, verdicts, roots)
 
 

@@ -11,8 +11,10 @@ from typing import Final
 
 from node import durable
 from node.clock import moment
-from node.coordinator.ledger.ledger_check import no_ledger, read_evaluations, reading
+from node.coordinator.ledger.ledger_check import facts_in, no_ledger, read_evaluations, reading
 from node.coordinator.ledger.ledger_file import FILE_NAME
+from node.coordinator.ledger.ledger_schema import owner_of
+from node.coordinator.work.tallies import Tally
 from node.errors import COMMAND_LINE, ConfigError, StartupError
 from node.evaluation import REWARD, best_of
 from node.exit_code import ExitCode
@@ -115,11 +117,10 @@ def _ledger_view(path: Path) -> RunView:
     try:
         with reading(path) as connection:
             connection.execute("BEGIN")  # a snapshot: a coordinator may go on writing
-            for sampler_id, verdict, n in connection.execute("SELECT sampler_id, verdict, n FROM verdicts"):
-                verdicts.setdefault(sampler_id, {})[verdict] = n
-            [(run_id,)] = connection.execute("SELECT run_id FROM run")
+            for tally in facts_in(connection, Tally):
+                verdicts[tally.sampler_id] = {verdict.value: n for verdict, n in tally.verdicts.items()}
             return RunView(
-                run_id=run_id,
+                run_id=owner_of(connection.execute),
                 evaluations=evaluations,
                 remarks={} if best is None else {best.version: "best"},
                 announced_at_s=dict(connection.execute("SELECT number, at_s FROM versions ORDER BY number")),

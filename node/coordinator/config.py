@@ -19,10 +19,10 @@ from node.config.settings import Address, BucketUrl, bucket_packages
 from node.coordinator.data.data_config import DataConfig
 from node.coordinator.data_check import DataUse, data_check
 from node.coordinator.ledger.ledger_file import FILE_NAME
-from node.coordinator.work.accounts import RunTerms
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.evaluation_settings import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.group_check import Work
+from node.coordinator.work.run_terms import RunTerms
 from node.errors import ConfigError
 from node.evaluation import REWARD
 from node.extras import NeededPackage

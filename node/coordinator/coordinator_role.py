@@ -44,9 +44,9 @@ from node.coordinator.spool import Spool
 from node.coordinator.submission_door import SubmissionDoor
 from node.coordinator.transactions import Transactions
 from node.coordinator.trust_upkeep import PARDONS, TrustUpkeep
-from node.coordinator.work.accounts import Accounts, Transaction
+from node.coordinator.work.accounts import Accounts
+from node.coordinator.work.balance import Balance, Transaction
 from node.coordinator.work.run_data import NO_DATA, agreed_data
-from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.trust import task_is
 from node.enrolment.authority import KEY_FILE
 from node.enrolment.enrolment_ledger import FILE_NAME as ENROLMENT_FILE
@@ -56,7 +56,7 @@ from node.enrolment.init_run import AUTHORITY_DIRECTORY
 from node.enrolment.move_notice import FILE_NAME as MOVE_FILE
 from node.enrolment.move_notice import MoveNoticeFile
 from node.enrolment.renewal import Renewal
-from node.errors import ConfigError, DeposedError, StartupError
+from node.errors import ConfigError, DeposedError, Reason, RefusedError, StartupError
 from node.identity.own_identity import RenewedCertificates
 from node.identity.revocation import FILE_NAME as REVOCATION_FILE
 from node.identity.revocation import RevocationList
@@ -132,9 +132,9 @@ async def _coordinator(
     with ExitStack() as opened:
         opened.enter_context(closing(ledger))
         store = open_store(context, retained_keyframes=config.retained_keyframes)
-        slots, rows = ledger.balance().slots, None
+        balance, rows = _read(ledger), None
         if config.data is not None:
-            known = slots.data if slots.next_slot else NO_DATA
+            known = balance.data if balance.slots.next_slot else NO_DATA
             rows = await asyncio.to_thread(
                 open_rows,
                 config.data,
@@ -145,7 +145,7 @@ async def _coordinator(
             )
             opened.callback(rows.close)
             _tell_unusable(rows)
-        _note_data(ledger, slots, rows)
+        _note_data(ledger, balance, rows)
         accounts = _accounts(context, config, ledger, rows, metrics)
         published = Published(store, accounts)
         _check_not_lost(accounts, published)
@@ -204,6 +204,22 @@ async def _coordinator(
         metrics=metrics,
         clock=context.clock,
     )
+
+
+def _read(ledger: LedgerEngine) -> Balance:
+    """Read a ledger at the start. Raises StartupError: it is damaged; RefusedError: as ``balance``."""
+    try:
+        balance = ledger.balance()
+    except RefusedError as error:
+        if error.reason is not Reason.DAMAGED:
+            raise
+        raise StartupError(error.what, fix=f"{error.fix[:1].upper()}{error.fix[1:]}.") from error
+    if balance.unknown_facts:
+        logger.warning(
+            "the ledger has facts of a newer release, which are kept",
+            extra={"kinds": dict(balance.unknown_facts)},
+        )
+    return balance
 
 
 def _accounts(
@@ -296,14 +312,14 @@ def _check_not_lost(accounts: Accounts, published: Published) -> None:
         )
 
 
-def _note_data(ledger: LedgerEngine, slots: SlotBalance, rows: Rows | None) -> None:
+def _note_data(ledger: LedgerEngine, balance: Balance, rows: Rows | None) -> None:
     """Note the run's rows in the ledger; refuse others once something was leased."""
     found, known_part = (NO_DATA, b"") if rows is None else (rows.seen, rows.known_part)
-    noted = agreed_data(slots.data, found, known_part=known_part, next_slot=slots.next_slot)
+    noted = agreed_data(balance.data, found, known_part=known_part, next_slot=balance.slots.next_slot)
     if noted is not None:
-        ledger.record(Transaction(data=noted))
+        ledger.record(Transaction(facts=(noted,)))
         if noted.first_slot:
-            grown = {"rows": noted.rows, "rows_before": slots.data.rows, "first_slot": noted.first_slot}
+            grown = {"rows": noted.rows, "rows_before": balance.data.rows, "first_slot": noted.first_slot}
             logger.info("rows were added to the data", extra=grown)
 
 

@@ -178,8 +178,8 @@ class PeerTable:
         standing, detail = view.standing(name)
         return replace(
             row,
-            verdicts={verdict.value: n for verdict, n in accounts.verdicts_of(name).items()},
-            staleness_mean_versions=accounts.staleness_mean(name),
+            verdicts={verdict.value: n for verdict, n in accounts.tallies.of(name).verdicts.items()},
+            staleness_mean_versions=accounts.tallies.staleness_mean(name),
             leases=accounts.held(name),
             lease_allowance=accounts.standings.of(name).allowance,
             oldest_lease_s=view.oldest_lease_s(name),
@@ -223,7 +223,7 @@ class _View:
         accounts = self.accounts
         return accounts.standings.word(
             sampler_id,
-            delivered=accounts.verdicts_of(sampler_id).get(Verdict.SPOOLED, 0),
+            delivered=accounts.tallies.of(sampler_id).verdicts.get(Verdict.SPOOLED, 0),
             held=accounts.held(sampler_id),
             oldest_s=self.oldest_lease_s(sampler_id),
             max_age_s=accounts.max_age_s(sampler_id),

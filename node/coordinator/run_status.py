@@ -65,7 +65,7 @@ class RunReport:
             waits=waits,
             unusual=unusual,
             slots={state.value: n for state, n in accounts.slots.counts().items()},
-            verdicts={verdict.value: n for verdict, n in accounts.verdicts().items()},
+            verdicts={verdict.value: n for verdict, n in accounts.tallies.total().items()},
             step=self.table.peers.step,
             teaching=self.table.peers.teaching,
             batch_groups=accounts.terms.bounds.batch_groups,

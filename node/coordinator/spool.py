@@ -17,7 +17,8 @@ from node.coordinator.held_back import HeldBack
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.transactions import Decide, Transactions
 from node.coordinator.work import decisions, step_history, trust, verdicts
-from node.coordinator.work.accounts import Accounts, Transaction
+from node.coordinator.work.accounts import Accounts
+from node.coordinator.work.balance import Transaction
 from node.coordinator.work.decisions import Decision
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.sampler_standing import Standing
@@ -84,7 +85,7 @@ class Spool:
         self.has_spooled: Callable[[], None] = lambda: None
         """Called when a group was spooled: a verifier may be waiting for it."""
         transactions.went_back = self._end_drain
-        for verdict, n in self._accounts.verdicts().items():
+        for verdict, n in self._accounts.tallies.total().items():
             metrics.groups.labels(verdict).inc(n)
 
     @property
@@ -162,7 +163,7 @@ class Spool:
 
     async def end_leases(self, sampler_id: str) -> None:
         """End a sampler's leases, because the process that took them is gone."""
-        self._accounts.cut_leases_short(sampler_id, now=self._clock.now())
+        self._accounts.slots.cut_short(sampler_id, now=self._clock.now())
         await self.expire()
 
     async def expire(self) -> None:

@@ -28,12 +28,15 @@ from typing import Any, Final
 from node.clock import Clock
 from node.coordinator.ledger.ledger_rows import LedgerEngine
 from node.coordinator.metrics import CoordinatorMetrics
-from node.coordinator.work.accounts import Accounts, Transaction
+from node.coordinator.work.accounts import Accounts
+from node.coordinator.work.balance import Transaction
 from node.coordinator.work.batch import Batch
 from node.coordinator.work.decisions import Answer, Decision
 from node.coordinator.work.slots import Slot, SlotKind, SlotState, group_id, slot_and_attempt
 from node.coordinator.work.turns import Turns
 from node.errors import Reason, RefusedError
+from node.evaluation import Evaluation
+from node.failure import BadPrompt
 from node.process.abandoned_threads import abandon
 from node.rollout import EncodedGroup
 from node.telemetry.own_faults import OwnFaults
@@ -317,7 +320,7 @@ class Transactions:
         for transaction in transactions:
             self._keep_fresh(transaction)
             self._note_abandoned(transaction)
-            for evaluation in transaction.evaluations:
+            for evaluation in transaction.of(Evaluation):
                 what = "version evaluated" if evaluation.finished_at_s else "evaluation begins"
                 logger.info(what, extra=asdict(evaluation))
         return None
@@ -378,7 +381,7 @@ class Transactions:
         )
 
     def _note_abandoned(self, transaction: Transaction) -> None:
-        bad = {entry.slot: entry for entry in transaction.prompts.bad}
+        bad = {entry.slot: entry for entry in transaction.of(BadPrompt)}
         for slot in transaction.slots:
             if slot.state is not SlotState.ABANDONED or (reason := slot.last_failure) is None:
                 continue

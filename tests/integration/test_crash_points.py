@@ -19,8 +19,9 @@ from learner.step_log import PART_BYTES, RollbackLine, StepLog
 from learner.training.master_words import MasterWords
 from learner.training.model import load_policy
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.work.accounts import Transaction
+from node.coordinator.work.balance import Transaction
 from node.coordinator.work.slots import Attempt, Slot, SlotState
+from node.coordinator.work.tallies import Tally
 from node.identity.revocation import RevocationList, Revocations
 from node.policy import ArtifactKey
 from node.rollout import EncodedGroup
@@ -389,7 +390,8 @@ def _record_groups(path: Path) -> Iterator[None]:
     for number in range(3):
         group = EncodedGroup(b"", bytes([number]) * 700, f"{number}.1", "s1", spooled_at_s=1.0)
         slot = Slot(number, number, SlotState.SPOOLED, (Attempt(1, "s1", is_submitted=True),), 1, 1)
-        ledger.record(Transaction(slots=(slot,), stored=group, verdicts=(("s1", Verdict.SPOOLED),)))
+        tally = Tally("s1", {Verdict.SPOOLED: number + 1})
+        ledger.record(Transaction(slots=(slot,), stored=group, facts=(tally,)))
         yield
     ledger.close()
 
@@ -402,7 +404,7 @@ def _recorded_groups(path: Path) -> int:
     assert [group.columns for group in groups if group] == [
         bytes([number]) * 700 for number in range(len(groups))
     ]
-    assert sum(n for *_, n in balance.verdicts) == len(groups)
+    assert sum(tally.verdicts[Verdict.SPOOLED] for tally in balance.of(Tally)) == len(groups)
     return len(groups)
 
 

@@ -12,7 +12,7 @@ import pytest
 from heterorl.v1 import membership_pb2, rollout_pb2
 from node.coordinator import transactions
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.work.accounts import Transaction
+from node.coordinator.work.balance import Transaction
 from node.run import Role
 from support.hub import TIMEOUT_S, HandPeer, RunningHub, running_hub
 from support.identity import MadeRun

@@ -23,8 +23,8 @@ from node.coordinator.ledger.ledger_check import examine, read_evaluations
 from node.coordinator.ledger.ledger_copies import SLOTS_PER_SECOND, back_up, restore
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
-from node.coordinator.work.accounts import Transaction
-from node.coordinator.work.evaluations import EvaluationBalance
+from node.coordinator.work.balance import Transaction
+from node.coordinator.work.sampler_standing import Standing
 from node.coordinator.work.slots import (
     Attempt,
     HeldOutAnswer,
@@ -38,7 +38,7 @@ from node.errors import Reason, StartupError
 from node.evaluation import Evaluation
 from node.run import StepRecord
 from support.coordinator import NOW_S, Desk
-from support.ledgers import as_0_3, as_released, open_desk
+from support.ledgers import make_older, open_desk
 
 ROOT = Path(__file__).parents[2]
 
@@ -242,7 +242,7 @@ def test_the_ledger_itself_is_no_place_for_its_backup(ledger: Path) -> None:
             "a group of slot 0, which waits for none",
         ),
         ("UPDATE slots SET state = 'spooled' WHERE number = 2", "the group of slot 2 is not in the spool"),
-        ("INSERT INTO run VALUES ('other')", "it names 2 runs"),
+        ("DELETE FROM facts WHERE kind = 'run'", "it names no run"),
         ("DROP TABLE steps", "it has no table steps"),
     ],
 )
@@ -275,13 +275,13 @@ def begin_evaluation(ledger: Path) -> Transaction:
             Slot(held_out_number(10, 0), 48, SlotState.EVALUATED, submitted, 1, 1, ANSWER),
             Slot(held_out_number(10, 1), 49, SlotState.LEASED, (Attempt(1, "s2"),), 1),
         ),
-        evaluations=(replace(done, version=10, finished_at_s=0.0, reward_mean=None),),
+        facts=(replace(done, version=10, finished_at_s=0.0, reward_mean=None),),
     )
     with closing(Ledger.open(ledger, run_id="run")) as opened:
         old = (
             Slot(held_out_number(0, n), 48 + n, SlotState.EVALUATED, submitted, 1, 1, ANSWER) for n in (0, 1)
         )
-        opened.record(Transaction(slots=tuple(old), evaluations=(done,)))
+        opened.record(Transaction(slots=tuple(old), facts=(done,)))
         opened.record(under_way)
     return under_way
 
@@ -294,13 +294,13 @@ def test_an_evaluation_under_way_survives_a_restore_and_ends_as_it_is_where_a_lo
     back_up(ledger, to=tmp_path / "copy.sqlite")
     restore(tmp_path / "copy.sqlite", ledger=ledger, accepts_loss=False, now=NOW_S)
     with closing(Ledger.open(ledger, run_id="run")) as opened:
-        evaluations = opened.balance().evaluations
-    assert evaluations.evaluations[1:] == under_way.evaluations
-    assert all(slot in evaluations.slots for slot in under_way.slots)
+        balance = opened.balance()
+    assert balance.of(Evaluation)[1:] == under_way.of(Evaluation)
+    assert all(slot in balance.held_out for slot in under_way.slots)
     restore(tmp_path / "copy.sqlite", ledger=ledger, accepts_loss=True, now=NOW_S)
     with closing(Ledger.open(ledger, run_id="run")) as opened:
         balance = opened.balance()
-    assert [one.version for one in balance.evaluations.evaluations] == [0, 10]
+    assert [one.version for one in balance.of(Evaluation)] == [0, 10]
     assert not any(slot.kind is SlotKind.HELD_OUT for slot in balance.slots.open_ones)
     assert balance.slots.lost == ()
     assert examine(ledger).problems == ()
@@ -316,10 +316,9 @@ def test_an_answer_that_is_missing_is_found(ledger: Path) -> None:
 
 
 def test_a_ledger_of_0_3_is_read_as_it_is_and_opened_with_its_scores_and_not_what_was_under_way(
-    ledger: Path, tmp_path: Path
+    ledger: Path,
 ) -> None:
-    train(ledger, 1)
-    as_0_3(ledger)
+    make_older(ledger)
     before = examine(ledger)
     assert (before.schema, before.problems) == (2, ())
     known = read_evaluations(ledger)
@@ -331,7 +330,7 @@ def test_a_ledger_of_0_3_is_read_as_it_is_and_opened_with_its_scores_and_not_wha
     assert (known[0].metric_means, known[1].cut_ratio) == ({"words": 2.5}, None)
     with closing(Ledger.open(ledger, run_id="run")) as opened:
         balance = opened.balance()
-    assert balance.evaluations == EvaluationBalance(known)
+    assert (balance.of(Evaluation), balance.held_out) == (known, ())
     assert balance.slots.next_slot == before.next_slot
     assert read_evaluations(ledger) == known
     after = examine(ledger)
@@ -447,20 +446,19 @@ def test_a_loss_is_accepted_on_an_older_ledger_that_was_put_back_by_hand(
         assert int(desk.lease(held=6)[0].partition(".")[0]) > 1_000_000 * SLOTS_PER_SECOND
 
 
-def test_a_ledger_of_the_last_release_is_verified_copied_and_restored_as_it_is(
-    ledger: Path, tmp_path: Path
+@pytest.mark.parametrize("schema", [1, 2])
+def test_an_older_ledger_is_verified_copied_and_restored_as_it_is(
+    ledger: Path, tmp_path: Path, schema: int
 ) -> None:
     copy = tmp_path / "copy.sqlite"
-    with open_desk(ledger) as desk:
-        desk.train_next(2)
-    as_released(ledger)
-    assert (examine(ledger).problems, examine(ledger).schema) == ((), 1)
+    make_older(ledger, schema=schema)
     back_up(ledger, to=copy)
+    assert (examine(copy).problems, examine(copy).schema) == ((), schema)
     for accepts_loss in (False, True):
         done = restore(copy, ledger=ledger, accepts_loss=accepts_loss, now=NOW_S)
-        assert (done.ledger.problems, done.ledger.last_step) == ((), 1)
+        assert (done.ledger.problems, done.ledger.last_step) == ((), 2)
     with closing(Ledger.open(ledger, run_id="run")) as upgraded:
-        assert upgraded.balance().standings[0].sampler_id == "s"
+        assert len(upgraded.balance().of(Standing)) == 3
 
 
 def test_a_copy_of_another_run_is_named_as_such_whatever_the_schema_there(

@@ -11,12 +11,13 @@ from node.commands.cli import main
 from node.coordinator.ledger.ledger_check import examine
 from node.coordinator.ledger.ledger_exchange import back_up_database, restore_database
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.ledger.ledger_postgresql import tables
-from node.coordinator.work.accounts import Transaction
+from node.coordinator.ledger.ledger_schema import tables
+from node.coordinator.work.balance import Transaction
+from node.coordinator.work.sampler_standing import Standing
 from node.coordinator.work.step_history import Hello
 from node.errors import StartupError
 from support.databases import leading
-from support.ledgers import LedgerDesk, as_released, open_desk
+from support.ledgers import LedgerDesk, make_older, open_desk
 
 pytestmark = pytest.mark.needs("postgresql")
 
@@ -56,15 +57,13 @@ def test_a_file_moved_into_a_database_is_the_same_ledger_and_comes_back_row_for_
     assert not list(copy.parent.glob("*-wal"))
 
 
-def test_a_file_of_the_last_release_moves_into_a_database_and_stays_as_it_is(
-    file: Path, database: str
-) -> None:
-    as_released(file)
+def test_an_older_file_moves_into_a_database_and_stays_as_it_is(file: Path, database: str) -> None:
+    make_older(file)
     before = file.read_bytes()
     restore_database(file, database, accepts_loss=False, now=2e9)
     assert file.read_bytes() == before
     with leading(database) as ledger:
-        assert "s" in [standing.sampler_id for standing in ledger.balance().standings]
+        assert [one.sampler_id for one in ledger.balance().of(Standing)] == ["s1", "s2", "s3"]
 
 
 def test_a_loss_that_is_accepted_numbers_slots_anew_and_is_claimed_once(

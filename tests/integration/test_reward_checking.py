@@ -15,7 +15,7 @@ from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.reward_checking import RewardChecking, Verifier
 from node.coordinator.spool import Quarantines, Spool
 from node.coordinator.transactions import Transactions
-from node.coordinator.work.accounts import Transaction
+from node.coordinator.work.balance import Transaction
 from node.coordinator.work.reward_checks import HELD_S, MOST_TRIES
 from node.coordinator.work.step_history import Hello
 from node.errors import Reason, RefusedError

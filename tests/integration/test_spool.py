@@ -15,7 +15,7 @@ from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.spool import Spool
 from node.coordinator.transactions import Transactions
-from node.coordinator.work.accounts import Transaction
+from node.coordinator.work.balance import Transaction
 from node.coordinator.work.decisions import Decision
 from node.coordinator.work.step_history import Hello
 from node.errors import Reason, RefusedError
@@ -94,7 +94,7 @@ async def test_a_full_disk_refuses_the_group_and_takes_it_once_there_is_room(pat
         assert fault.what == "the ledger could not be written: database or disk is full"
         assert fault.fix == "Make room on the coordinator's disk. Nothing is lost."
         assert dict(spool.accounts.slots.open_slots) == before
-        assert spool.accounts.verdicts() == {}
+        assert spool.accounts.tallies.total() == {}
         ledger._connection.execute("PRAGMA max_page_count = 1000000")
         assert await submit(spool, "0.1", data=bytes(1 << 20)) is Verdict.SPOOLED
 
@@ -196,7 +196,7 @@ async def test_a_commit_that_fails_is_undone_and_its_callers_may_ask_again(
         again = make_accounts(ledger.balance(), now=spool._clock.now())
         assert dict(spool.accounts.slots.open_slots) == dict(again.slots.open_slots)
         assert spool.accounts.load() == again.load()
-        assert spool.accounts.verdicts() == {}
+        assert spool.accounts.tallies.total() == {}
         with refused(Reason.DISK):
             await anext(spool.deliver(drain))
         ledger._connection.execute("PRAGMA max_page_count = 1000000")
@@ -271,7 +271,7 @@ async def test_a_caller_that_goes_away_leaves_memory_and_disk_in_agreement(path:
         assert caller.cancelled()
         ledger.gate.set()
     async with open_spool(path) as (again, ledger, _):
-        assert again.accounts.verdicts() == spool.accounts.verdicts() == {Verdict.SPOOLED: 1}
+        assert again.accounts.tallies.total() == spool.accounts.tallies.total() == {Verdict.SPOOLED: 1}
         assert dict(again.accounts.slots.open_slots) == dict(spool.accounts.slots.open_slots)
 
 

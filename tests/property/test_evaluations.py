@@ -14,7 +14,8 @@ import pytest
 from node.coordinator.ledger.ledger_check import examine, read_evaluations
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work import trust
-from node.coordinator.work.accounts import Accounts, Transaction
+from node.coordinator.work.accounts import Accounts
+from node.coordinator.work.balance import Transaction
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.decisions import Decision
 from node.coordinator.work.evaluation_settings import EvaluationSettings
@@ -65,7 +66,7 @@ class Run:
         self.has_verifier = has_verifier
         self.draw = random.Random(seed)
         self.ledger = Ledger.open(path, run_id="run")
-        self.ledger.record(Transaction(learner=LEARNER))
+        self.ledger.record(Transaction(facts=(LEARNER,)))
         self.bounds = replace(BOUNDS, buffer_groups=64) if has_verifier else BOUNDS
         self.desk = RestartedDesk(make_accounts(prompts=PROMPTS, evaluation=SETTINGS, bounds=self.bounds))
         self.meet_verifier()
@@ -322,4 +323,4 @@ def test_training_gets_the_slots_it_would_get_without_evaluation_in_the_same_ord
         assert dict(plain.accounts.slots.open_slots) == of_training
         assert plain.accounts.slots.counts() == evaluated.accounts.slots.counts()
         assert plain.accounts.load() == evaluated.accounts.load()
-        assert plain.accounts.verdicts() == evaluated.accounts.verdicts()
+        assert plain.accounts.tallies.total() == evaluated.accounts.tallies.total()

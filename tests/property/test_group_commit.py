@@ -15,7 +15,8 @@ import pytest
 
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work import decisions, step_history, verdicts
-from node.coordinator.work.accounts import Accounts, Balance, Transaction
+from node.coordinator.work.accounts import Accounts
+from node.coordinator.work.balance import Balance, Transaction
 from node.coordinator.work.batch import Batch
 from node.coordinator.work.decisions import Decision
 from node.coordinator.work.slots import group_id, parse_group_id
@@ -159,7 +160,7 @@ class World:
         again = make_accounts(self.ledger.balance(), now=self.now, bounds=BOUNDS)
         assert dict(self.accounts.slots.open_slots) == dict(again.slots.open_slots)
         assert self.accounts.load() == again.load()
-        assert self.accounts.verdicts() == again.verdicts()
+        assert self.accounts.tallies.total() == again.tallies.total()
         assert self.accounts.newest_record == again.newest_record
         for name in self.safe:
             assert self.accounts.slots.has_submitted(name)

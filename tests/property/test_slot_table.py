@@ -12,9 +12,10 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work import decisions, step_history, verdicts
-from node.coordinator.work.accounts import Transaction
 from node.coordinator.work.bad_prompts import Aside
+from node.coordinator.work.balance import Transaction
 from node.coordinator.work.capacity import Bounds
+from node.coordinator.work.sampler_bounds import share as share_of
 from node.coordinator.work.slot_table import SUSPECTS_PER_GRANT, SlotTable
 from node.coordinator.work.slots import (
     MAX_ATTEMPTS,
@@ -50,7 +51,7 @@ class SlotsOfARun(RuleBasedStateMachine):
         self.directory = tempfile.TemporaryDirectory()
         self.path = Path(self.directory.name) / "ledger.sqlite"
         self.ledger = Ledger.open(self.path, run_id="run")
-        self.ledger.record(Transaction(learner=LEARNER))
+        self.ledger.record(Transaction(facts=(LEARNER,)))
         self.desk = Desk(make_accounts(prompts=PROMPTS), bounds=BOUNDS)
         self.ids: set[str] = set()
         self.winners: Counter[int] = Counter()
@@ -74,7 +75,7 @@ class SlotsOfARun(RuleBasedStateMachine):
     def lease(self, sampler: str, wanted: int) -> object:
         running = self.desk.accounts.slots.open.running(sampler)
         free = decisions.room(self.desk.accounts).groups
-        share = self.desk.accounts.share(sampler, free=free, now=self.desk.now)
+        share = share_of(self.desk.accounts, sampler, free=free, now=self.desk.now)
         passed_over = {n for n in range(PROMPTS) if self.aside(sampler, n) is not Aside.NOT}
         lease_ids = self.desk.lease(sampler, wanted, held=self.version)
         assert not lease_ids or running + len(lease_ids) <= share.leases
@@ -174,11 +175,13 @@ class SlotsOfARun(RuleBasedStateMachine):
         assert dict(after.slots.open_slots) == dict(before.slots.open_slots)
         assert after.slots.counts() == before.slots.counts()
         assert after.load() == before.load()
-        assert after.verdicts() == before.verdicts()
-        assert after.spooled_at_s == before.spooled_at_s
+        assert after.tallies.total() == before.tallies.total()
+        assert after.spooled.at_s == before.spooled.at_s
         assert after.bad_prompts.newest(PROMPTS) == before.bad_prompts.newest(PROMPTS)
         assert list(after.standings) == sorted(before.standings, key=lambda standing: standing.sampler_id)
-        assert all(after.staleness_mean(s) == before.staleness_mean(s) for s in ("s1", "s2", "s3"))
+        assert all(
+            after.tallies.staleness_mean(s) == before.tallies.staleness_mean(s) for s in ("s1", "s2", "s3")
+        )
 
     @invariant()
     def no_slot_is_trained_on_twice(self) -> None:
@@ -241,7 +244,7 @@ class SlotsOfARun(RuleBasedStateMachine):
     def a_slot_has_a_winner_exactly_while_its_group_is_kept(self) -> None:
         for slot in self.desk.accounts.slots.open_slots.values():
             is_kept = slot.state in (SlotState.SPOOLED, SlotState.ACCEPTED)
-            assert (slot.winner > 0) == is_kept == (slot.number in self.desk.accounts.spooled_at_s)
+            assert (slot.winner > 0) == is_kept == (slot.number in self.desk.accounts.spooled.at_s)
             assert len(slot.attempts) <= MAX_ATTEMPTS
 
     @invariant()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.work.accounts import Balance, Transaction
+from node.coordinator.work.balance import Balance, Transaction
 from simulation.faults import FaultKind
 
 FAILING_S = 0.5

@@ -25,12 +25,14 @@ from node.coordinator.run_status import RunReport
 from node.coordinator.spool import Spool
 from node.coordinator.transactions import Transactions
 from node.coordinator.trust_upkeep import TrustUpkeep
-from node.coordinator.work.accounts import Accounts, RunTerms, Transaction
+from node.coordinator.work.accounts import Accounts
+from node.coordinator.work.balance import Transaction
 from node.coordinator.work.batch import Batch
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.evaluation_settings import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.group_check import Work
 from node.coordinator.work.model_check import Learner, SamplerModel, StatedText
+from node.coordinator.work.run_terms import RunTerms
 from node.coordinator.work.slots import is_held_out
 from node.coordinator.work.step_history import Hello
 from node.coordinator.work.trust import task_is

@@ -19,7 +19,7 @@ from node.coordinator.spool import Spool
 from node.coordinator.transactions import Transactions
 from node.coordinator.work import decisions
 from node.coordinator.work.accounts import Accounts
-from node.coordinator.work.sampler_standing import Standings
+from node.coordinator.work.sampler_standing import Standing, Standings
 from node.coordinator.work.slot_table import Claim, SlotTable
 
 SEEDS = 200
@@ -97,7 +97,8 @@ def _expires_nothing(self: SlotTable, now: float) -> tuple[Any, ...]:
 
 
 def _forgets_standings(self: Ledger, transaction: Any) -> None:
-    _write(self, replace(transaction, standings=()))
+    facts = tuple(fact for fact in transaction.facts if not isinstance(fact, Standing))
+    _write(self, replace(transaction, facts=facts))
 
 
 _write = Ledger._write

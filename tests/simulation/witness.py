@@ -239,7 +239,7 @@ class Witness:
         """Check that samplers which never delivered leave the others their room."""
 
         def has_delivered(name: str) -> bool:
-            return accounts.verdicts_of(name).get(Verdict.SPOOLED, 0) > 0
+            return accounts.tallies.of(name).verdicts.get(Verdict.SPOOLED, 0) > 0
 
         if has_delivered(sampler_id) or not any(map(has_delivered, self.plan.sampler_names)):
             return
@@ -290,10 +290,15 @@ class Witness:
             "SELECT count(*), coalesce(sum(length(header) + length(columns)), 0) FROM groups"
         ).fetchone()
         load = accounts.load()
-        if (groups, size) != (len(accounts.spooled_at_s), load.untrained_bytes + accounts.held_out_bytes()):
-            self.violated(f"{len(accounts.spooled_at_s)} groups in memory, {groups} in the ledger")
-        verdicts = dict(execute("SELECT verdict, sum(n) FROM verdicts GROUP BY verdict").fetchall())
-        known = {verdict.value: n for verdict, n in accounts.verdicts().items() if n}
+        if (groups, size) != (len(accounts.spooled.at_s), load.untrained_bytes + accounts.held_out_bytes()):
+            self.violated(f"{len(accounts.spooled.at_s)} groups in memory, {groups} in the ledger")
+        verdicts = dict(
+            execute(
+                "SELECT n.key, sum(n.value) FROM facts, json_each(facts.value, '$.verdicts') AS n "
+                "WHERE kind = 'tally' GROUP BY n.key"
+            ).fetchall()
+        )
+        known = {verdict.value: n for verdict, n in accounts.tallies.total().items() if n}
         if verdicts != known:
             self.violated(f"verdicts in memory are {known}, in the ledger {verdicts}")
         self._check_progress(accounts)
@@ -318,10 +323,10 @@ class Witness:
             ("open slots", dict(accounts.slots.open_slots), dict(again.slots.open_slots)),
             ("counts", accounts.slots.counts(), again.slots.counts()),
             ("load", accounts.load(), again.load()),
-            ("verdicts", accounts.verdicts(), again.verdicts()),
+            ("verdicts", accounts.tallies.total(), again.tallies.total()),
             ("newest step", accounts.newest_record, again.newest_record),
             ("learner", accounts.learner, again.learner),
-            ("spool", accounts.spooled_at_s, again.spooled_at_s),
+            ("spool", accounts.spooled.at_s, again.spooled.at_s),
             ("next slot", accounts.slots.next_slot, again.slots.next_slot),
             ("standings", _by_name(accounts), _by_name(again)),
             ("bad prompts", accounts.bad_prompts.newest(99), again.bad_prompts.newest(99)),

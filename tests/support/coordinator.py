@@ -4,12 +4,14 @@ from dataclasses import replace
 from typing import Any
 
 from node.coordinator.work import decisions, step_history, verdicts
-from node.coordinator.work.accounts import Accounts, Balance, RunTerms, Transaction
+from node.coordinator.work.accounts import Accounts
+from node.coordinator.work.balance import Balance, Transaction
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.decisions import Decision, Released, release
 from node.coordinator.work.evaluation_settings import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.group_check import Work
 from node.coordinator.work.model_check import Learner
+from node.coordinator.work.run_terms import RunTerms
 from node.coordinator.work.sampler_standing import Standing
 from node.coordinator.work.slots import is_held_out, parse_group_id
 from node.coordinator.work.verdicts import Submitted
@@ -53,7 +55,7 @@ def make_accounts(
         evaluation=evaluation,
         require_verifier=require_verifier,
     )
-    return Accounts(balance or Balance(learner=LEARNER), terms, now=now)
+    return Accounts(balance or Balance(facts=(LEARNER,)), terms, now=now)
 
 
 def make_answer(accounts: Accounts, lease_id: str, **changes: Any) -> RolloutGroup:
@@ -86,7 +88,8 @@ class Desk:
 
     def trust(self, *sampler_ids: str) -> None:
         """Make samplers established: their shares bound nothing in so small a run."""
-        self.accounts.standings.apply(Standing(sampler_id, allowance=100) for sampler_id in sampler_ids)
+        for sampler_id in sampler_ids:
+            self.accounts.standings.apply(Standing(sampler_id, allowance=100))
 
     def settle(self, decision: Decision[Any]) -> Any:
         self.transactions.append(decision.transaction)

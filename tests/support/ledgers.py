@@ -1,15 +1,20 @@
 """Ledger files of runs made of decisions alone, and a process that dies while it writes one."""
 
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Final
 
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work import step_history
-from node.coordinator.work.accounts import Transaction
+from node.coordinator.work.balance import Transaction
 from node.coordinator.work.step_history import Hello
 from support.coordinator import LEARNER, Desk, make_accounts
+
+_SCHEMA_2: Final = Path(__file__).parent / "older" / "ledger_schema_2.sql"
+"""A ledger that commit 0919909d wrote, as text; its evaluations were added."""
 
 
 class LedgerDesk(Desk):
@@ -50,60 +55,49 @@ class LedgerDesk(Desk):
         return tuple(names)
 
 
-_EVALUATIONS_OF_0_3 = """
-DROP TABLE evaluations;
-CREATE TABLE evaluations (
-    version INTEGER PRIMARY KEY, first_prompt INTEGER NOT NULL, prompts INTEGER NOT NULL,
-    completions INTEGER NOT NULL, temperature REAL NOT NULL, max_new_tokens INTEGER NOT NULL,
-    started_at_s REAL NOT NULL, finished_at_s REAL NOT NULL,
-    counted_prompts INTEGER NOT NULL, dropped_prompts INTEGER NOT NULL,
-    reward_mean REAL NOT NULL, reward_standard_error REAL NOT NULL, cut_ratio REAL NOT NULL,
-    tokens_mean REAL NOT NULL, sampling TEXT NOT NULL, metrics TEXT NOT NULL, answers INTEGER NOT NULL,
-    samplers INTEGER NOT NULL, left_out TEXT NOT NULL, disputed_by TEXT NOT NULL
-) STRICT;
-CREATE TABLE evaluation_slots (
-    number INTEGER PRIMARY KEY, prompt_index INTEGER NOT NULL, state TEXT NOT NULL,
-    attempts TEXT NOT NULL, granted INTEGER NOT NULL, winner INTEGER NOT NULL
-) STRICT;
-CREATE TABLE evaluation_scores (
-    version INTEGER NOT NULL, slot INTEGER NOT NULL, sampler_id TEXT NOT NULL, reward_mean REAL NOT NULL,
-    cut_completions INTEGER NOT NULL, tokens INTEGER NOT NULL, metrics TEXT NOT NULL,
-    PRIMARY KEY (version, slot)
-) STRICT, WITHOUT ROWID;
-INSERT INTO evaluations VALUES
-    (0, 48, 10, 1, 0.0, 8, 1.0, 2.0, 9, 1, 0.5, 0.1, 0.25, 4.0, '', '{"words": 2.5}', 18, 2, '', ''),
-    (10, 48, 10, 1, 0.0, 8, 3.0, 4.0, 8, 2, 0.9, 0.1, 0.25, 4.0, '', '', 8, 1, '', ''),
-    (20, 48, 10, 1, 0.0, 8, 5.0, 6.0, 0, 10, 0.0, 0.0, 0.0, 0.0, '', '', 0, 0, '', ''),
-    (30, 48, 10, 1, 0.0, 8, 7.0, 0.0, 1, 0, 0.0, 0.0, 0.0, 0.0, '', '', 1, 1, '', '');
-INSERT INTO evaluation_slots VALUES (0, 48, 'evaluated', '[[1, "s1", true, null]]', 1, 1);
-INSERT INTO evaluation_scores VALUES (0, 0, 's1', 0.5, 0, 4, ''), (30, 0, 's1', 0.5, 0, 4, '');
-"""
+def make_older(path: Path, *, schema: int = 2) -> None:
+    """Write a ledger as 0.3 did before facts (schema 2), or as release 0.2.0 did (schema 1).
 
-
-def as_0_3(path: Path) -> None:
-    """Make a ledger what release 0.3.0 wrote.
-
-    It has evaluations: of version 0 with a score, of version 10 below our coverage, of version 20 without an
+    It has two steps of two groups, a group that waits, a lease, a prompt that s1 failed, s3 in quarantine,
+    and evaluations: of version 0 with a score, of version 10 below our coverage, of version 20 without an
     answer, and of version 30 under way.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
     with closing(sqlite3.connect(path)) as database:
-        for column in ("kind", "answer"):
-            database.execute(f"ALTER TABLE slots DROP COLUMN {column}")
-        database.executescript(f"BEGIN; {_EVALUATIONS_OF_0_3} PRAGMA user_version = 2; COMMIT;")
-
-
-def as_released(path: Path) -> None:
-    """Make a ledger what release 0.2.0 wrote, with a sampler's standing in it."""
-    as_0_3(path)
-    with closing(sqlite3.connect(path)) as database:
-        for column in ("checks", "differing", "stake", "proven_at_s"):
-            database.execute(f"ALTER TABLE standings DROP COLUMN {column}")
-        database.execute("ALTER TABLE steps DROP COLUMN restored_version")
-        for column in ("text_digest", "text_summary"):
-            database.execute(f"ALTER TABLE learner DROP COLUMN {column}")
-        database.execute("INSERT INTO standings VALUES ('s', 4, 0, 0, 0, 0, 0, 0, 0, '', 0, 0)")
-        database.execute("PRAGMA user_version = 1")
+        database.executescript(_SCHEMA_2.read_text())
+        if schema == 1:
+            for column in ("checks", "differing", "stake", "proven_at_s"):
+                database.execute(f"ALTER TABLE standings DROP COLUMN {column}")
+            database.execute("ALTER TABLE steps DROP COLUMN restored_version")
+            for column in ("text_digest", "text_summary"):
+                database.execute(f"ALTER TABLE learner DROP COLUMN {column}")
+        database.execute(f"PRAGMA user_version = {schema}")
         database.commit()
+
+
+def make_older_database(url: str) -> None:
+    """Make the same ledger of schema 2 in an empty database."""
+    import psycopg
+
+    text = re.sub(r"X'([0-9A-F]*)'", r"'\\x\1'::bytea", _SCHEMA_2.read_text())
+    for theirs, ours in (
+        ("BEGIN TRANSACTION;", ""),
+        ("COMMIT;", ""),
+        (" STRICT, WITHOUT ROWID", ""),
+        (" STRICT", ""),
+        ("INTEGER", "BIGINT"),
+        ("REAL", "DOUBLE PRECISION"),
+        ("BLOB", "BYTEA"),
+    ):
+        text = text.replace(theirs, ours)
+    with psycopg.connect(url, autocommit=True) as database:
+        database.execute(text.encode())
+        database.execute("CREATE TABLE accepted_loss (first_slot BIGINT NOT NULL)")
+        database.execute('CREATE TABLE leadership ("only" BIGINT PRIMARY KEY, epoch BIGINT, address TEXT)')
+        database.execute("INSERT INTO leadership VALUES (1, 7, '')")
+        database.execute("CREATE TABLE ledger_schema (version BIGINT NOT NULL)")
+        database.execute("INSERT INTO ledger_schema VALUES (2)")
 
 
 @contextmanager

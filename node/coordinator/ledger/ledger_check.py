@@ -12,23 +12,25 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+from node.coordinator.ledger.fact_rows import Owner, fact_of, row_of
 from node.coordinator.ledger.ledger_schema import (
-    EVALUATIONS_OF_2,
+    FACTS_TABLE,
     OF_TRAINING,
-    READABLE,
     SCHEMA_VERSION,
-    SLOTS_OF_2,
     digest_of,
+    insertion,
+    tables,
 )
+from node.coordinator.ledger.older_schemas import OLDER, facts_of_older
 from node.coordinator.work.run_data import NO_DATA, DataSeen
-from node.coordinator.work.slots import HELD_OUT_FROM, HELD_OUT_PLACES
+from node.coordinator.work.slot_generations import Generation, Generations
+from node.coordinator.work.slots import SlotKind, held_out_number
 from node.errors import StartupError
 from node.evaluation import Evaluation
+from node.fact import MalformedFactError, OneFact
 
 _SHOWN: Final = 5
 """Problems reported of each kind; the rest are alike."""
-
-_TABLES: Final = frozenset({"run", "learner", "slots", "groups", "steps", "versions"})
 
 _CONTRADICTIONS: Final = (
     (
@@ -53,14 +55,6 @@ _CONTRADICTIONS: Final = (
         # Kept to be checked.
         "(coalesce(state, '') IN ('trained', 'uninformative', 'evaluated') AND attempt = winner)",
         "the spool has a group of slot {}, which waits for none",
-    ),
-    (  # Those of an older ledger have no slots.
-        "SELECT version, answers, found FROM (SELECT version, answers, finished_at_s, "
-        "(SELECT count(*) FROM slots WHERE state = 'evaluated' "
-        f"AND number >= {HELD_OUT_FROM} + version * {HELD_OUT_PLACES} "
-        f"AND number < {HELD_OUT_FROM} + (version + 1) * {HELD_OUT_PLACES}) AS found "
-        "FROM evaluations) WHERE finished_at_s AND found AND answers != found",
-        "the evaluation of version {} counts {} answers, and {} are there",
     ),
     (
         f"SELECT number FROM slots WHERE (kind = 'train') != ({OF_TRAINING})",
@@ -109,26 +103,50 @@ def reading(path: Path, *, as_it_is: bool = False) -> Iterator[sqlite3.Connectio
             if path.with_name(f"{path.name}-wal").exists():
                 raise
         else:
-            _show_as_ours(connection, is_wanted=not as_it_is)
-            yield connection
+            yield connection if as_it_is else _as_ours(connection)
             return
     with closing(sqlite3.connect(f"{uri}?immutable=1", uri=True, isolation_level=None)) as connection:
-        _show_as_ours(connection, is_wanted=not as_it_is)
-        yield connection
+        yield connection if as_it_is else _as_ours(connection)
 
 
-def _show_as_ours(connection: sqlite3.Connection, *, is_wanted: bool) -> None:
-    """Let an older ledger be read as if it had our tables; nothing is written."""
-    if is_wanted and _number(connection, "PRAGMA user_version") in READABLE[:-1]:
-        connection.execute(f"CREATE TEMP VIEW slots AS {SLOTS_OF_2 % 'main.slots'}")
-        connection.execute(f"CREATE TEMP VIEW evaluations AS {EVALUATIONS_OF_2 % 'main.evaluations'}")
+def _as_ours(connection: sqlite3.Connection) -> sqlite3.Connection:
+    """Return a connection that reads an older ledger as if it had our tables; nothing is written."""
+    if _number(connection, "PRAGMA user_version") in OLDER:
+        try:
+            rows = [row_of(fact) for fact in facts_of_older(connection.execute)]
+        except MalformedFactError as error:
+            raise sqlite3.DatabaseError(str(error)) from error
+        connection.execute(FACTS_TABLE.replace("CREATE TABLE", "CREATE TEMP TABLE"))
+        connection.executemany(insertion("facts"), rows)
+        connection.execute(
+            f"CREATE TEMP VIEW slots AS SELECT *, '{SlotKind.TRAIN}' AS kind, NULL AS answer FROM main.slots"
+        )
+    return connection
 
 
 def data_of(path: Path) -> tuple[DataSeen, int]:
     """Return the rows that a ledger's run has, and the slot that is leased next; raises as ``reading``."""
     with reading(path) as connection:
-        found = connection.execute("SELECT * FROM data").fetchone()
-        return NO_DATA if found is None else DataSeen(*found[1:]), _next_slot(connection)
+        return next(facts_in(connection, DataSeen), NO_DATA), _next_slot(connection)
+
+
+def facts_in(
+    connection: sqlite3.Connection, kind: type[OneFact], *, key: str | None = None
+) -> Iterator[OneFact]:
+    """Yield a ledger's facts of a kind, or the one of a key.
+
+    Raises:
+        sqlite3.DatabaseError: one of them is malformed.
+    """
+    rows = connection.execute(
+        "SELECT key, value FROM facts WHERE kind = ? AND key = coalesce(?, key) ORDER BY key",
+        [kind.kind, key],
+    )
+    for name, value in rows:
+        try:
+            yield kind.decoded(name, value)
+        except MalformedFactError as error:
+            raise sqlite3.DatabaseError(str(error)) from error
 
 
 def no_ledger(path: Path) -> StartupError:
@@ -165,8 +183,7 @@ def read_evaluations(ledger: Path) -> tuple[Evaluation, ...]:
     """
     try:
         with reading(ledger) as connection:
-            rows = connection.execute("SELECT * FROM evaluations ORDER BY version")
-            return tuple(Evaluation(*row) for row in rows)
+            return tuple(sorted(facts_in(connection, Evaluation), key=lambda one: one.version))
     except FileNotFoundError as error:
         raise no_ledger(ledger) from error
     except sqlite3.Error as error:
@@ -180,26 +197,30 @@ def _findings(connection: sqlite3.Connection, path: Path) -> Findings:
     if damage != ["ok"]:
         return Findings(str(path), problems=tuple(damage))
     schema = _number(connection, "PRAGMA user_version")
-    missing = sorted(_TABLES - set(_column(connection, "SELECT name FROM sqlite_master")))
+    there = _column(connection, "SELECT name FROM sqlite_master UNION SELECT name FROM sqlite_temp_master")
+    missing = sorted(tables().keys() - set(there))
     if missing:
         return Findings(str(path), problems=(f"it is no ledger: it has no table {', '.join(missing)}",))
-    run_ids = [str(run_id) for run_id in _column(connection, "SELECT run_id FROM run")]
-    if schema not in READABLE:
+    malformed = tuple(islice(_malformed(connection), _SHOWN))
+    if malformed:
+        return Findings(str(path), schema=schema, problems=malformed)
+    run_id = next((owner.run_id for owner in facts_in(connection, Owner)), "")
+    if schema not in (*OLDER, SCHEMA_VERSION):
         return Findings(
             str(path),
-            run_id=", ".join(run_ids),
+            run_id=run_id,
             schema=schema,
             problems=(f"it has schema {schema}, this software knows {SCHEMA_VERSION}",),
         )
     last = _number(connection, "SELECT coalesce(max(version), 0) FROM steps")
     lost = lost_ranges(connection)
-    problems = [] if len(run_ids) == 1 else [f"it names {len(run_ids)} runs"]
+    problems = [] if run_id else ["it names no run"]
     problems += _gaps(connection, lost)
     problems += _mismatches(connection)
     problems += _damaged(connection)
     return Findings(
         path=str(path),
-        run_id=", ".join(run_ids),
+        run_id=run_id,
         schema=schema,
         steps=_number(connection, "SELECT count(*) FROM steps"),
         last_step=max([last, *(numbers[-1] for numbers in lost)]),
@@ -214,6 +235,15 @@ def _findings(connection: sqlite3.Connection, path: Path) -> Findings:
         newest_version=_number(connection, "SELECT coalesce(max(number), 0) FROM versions"),
         problems=tuple(problems),
     )
+
+
+def _malformed(connection: sqlite3.Connection) -> Iterator[str]:
+    """Find facts that say nothing of their kind."""
+    for row in connection.execute("SELECT kind, key, value FROM facts ORDER BY kind, key"):
+        try:
+            fact_of(row)
+        except MalformedFactError as error:
+            yield str(error)
 
 
 def _gaps(connection: sqlite3.Connection, lost: list[range]) -> Iterator[str]:
@@ -245,6 +275,17 @@ def _mismatches(connection: sqlite3.Connection) -> Iterator[str]:
     ).fetchone()
     if trained > named:
         yield f"{trained} slots are trained, and steps name {named}"
+    for one in facts_in(connection, Evaluation):
+        found = _number(
+            connection,
+            "SELECT count(*) FROM slots WHERE state = 'evaluated' AND number >= ? AND number < ?",
+            held_out_number(one.version, 0),
+            held_out_number(one.version + 1, 0),
+        )
+        # Those of an older ledger have no slots.
+        if one.finished_at_s and found and one.answers != found:
+            counted = f"counts {one.answers} answers, and {found} are there"
+            yield f"the evaluation of version {one.version} {counted}"
 
 
 def _damaged(connection: sqlite3.Connection) -> Iterator[str]:
@@ -257,17 +298,13 @@ def _damaged(connection: sqlite3.Connection) -> Iterator[str]:
 
 def _generations(connection: sqlite3.Connection) -> list[tuple[int, int]]:
     """Return (lost from slot, first slot) of each generation, oldest first."""
-    rows = connection.execute("SELECT lost_from_slot, first_slot FROM generations ORDER BY number")
-    return rows.fetchall()
+    found = sorted(facts_in(connection, Generation), key=lambda one: one.number)
+    return [(one.lost_from_slot, one.first_slot) for one in found]
 
 
 def lost_ranges(connection: sqlite3.Connection) -> list[range]:
     """Return the versions whose records were lost, as accepted, by generation."""
-    rows = connection.execute(
-        "SELECT lost_first_version, lost_last_version + 1 FROM generations "
-        "WHERE lost_last_version >= lost_first_version ORDER BY number"
-    )
-    return [range(*row) for row in rows]
+    return Generations(facts_in(connection, Generation)).lost_versions
 
 
 def _next_slot(connection: sqlite3.Connection) -> int:

@@ -10,8 +10,10 @@ The file is a ledger as any other: what reads, verifies and exports one works on
 
 import sqlite3
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,8 @@ from node import durable
 from node.coordinator.ledger.leadership import Leadership
 from node.coordinator.ledger.ledger_check import Findings, examine, reading
 from node.coordinator.ledger.ledger_copies import Restored, begin_generation_of, stage, verified
-from node.coordinator.ledger.ledger_postgresql import check_epoch, connect, tables
-from node.coordinator.ledger.ledger_schema import prepare, upgrade
+from node.coordinator.ledger.ledger_postgresql import check_epoch, connect, marked
+from node.coordinator.ledger.ledger_schema import columns_of, insertion, owner_of, prepare, tables, upgrade
 from node.errors import DeposedError, StartupError
 
 _ROWS_AT_ONCE = 1000
@@ -108,19 +110,14 @@ def _copy_out(database: "psycopg.Connection[Any]", target: Path) -> None:
     target.unlink(missing_ok=True)
     with closing(sqlite3.connect(target, isolation_level=None)) as file, database.transaction():
         database.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        (run_id,) = database.execute("SELECT run_id FROM run").fetchone() or ("",)
-        prepare(file, target, run_id=run_id)
+        prepare(file, target, run_id=owner_of(partial(_execute, database)))
         file.execute("PRAGMA journal_mode = DELETE")
         file.execute("BEGIN")
-        for name, table in tables().items():
-            if name == "run":
-                continue
-            columns = ", ".join(map(_quoted, table.columns))
-            marks = ", ".join("?" * len(table.columns))
+        for name in tables():
             with database.cursor(name="rows") as rows:
                 rows.itersize = _ROWS_AT_ONCE
-                rows.execute(f"SELECT {columns} FROM {name} ORDER BY {_order(name)}")
-                file.executemany(f"INSERT INTO {name} VALUES ({marks})", rows)
+                rows.execute(f"SELECT {columns_of(name)} FROM {name} ORDER BY {_order(name)}")
+                file.executemany(insertion(name), rows)
         file.execute("COMMIT")
     target.chmod(0o600)
 
@@ -130,11 +127,10 @@ def _copy_in(
 ) -> None:
     with reading(source) as file, database.transaction():
         check_epoch(database, epoch)
-        for name, table in tables().items():
+        for name in tables():
             database.execute(f"DELETE FROM {name}")
-            columns = ", ".join(map(_quoted, table.columns))
-            with database.cursor().copy(f"COPY {name} ({columns}) FROM STDIN") as rows:
-                for row in file.execute(f"SELECT * FROM {name} ORDER BY {_order(name)}"):
+            with database.cursor().copy(f"COPY {name} ({columns_of(name)}) FROM STDIN") as rows:
+                for row in file.execute(f"SELECT {columns_of(name)} FROM {name} ORDER BY {_order(name)}"):
                     rows.write_row(row)
         database.execute("DELETE FROM accepted_loss")
         if first_slot is not None:
@@ -143,8 +139,8 @@ def _copy_in(
 
 def _order(table: str) -> str:
     """Return what the rows of a table are to come in the order of."""
-    return ", ".join(map(_quoted, tables()[table].key)) or "1"
+    return ", ".join(f'"{column}"' for column in tables()[table].key)
 
 
-def _quoted(column: str) -> str:
-    return f'"{column}"'
+def _execute(database: "psycopg.Connection[Any]", statement: str, values: Sequence[Any] = ()) -> Any:
+    return database.execute(marked(statement), values)

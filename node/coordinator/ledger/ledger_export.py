@@ -1,4 +1,4 @@
-"""A ledger as JSON lines for analysis: a file for each table, all of one moment.
+"""A ledger as JSON lines for analysis: a file for each table and each kind of fact, all of one moment.
 
 A line of ``trained`` says of a group what the learner's log says of it, so that comparing the two as text
 shows where they differ. The log may be ahead, as a learner tells of a step once it is durable.
@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from node import durable
-from node.coordinator.ledger.ledger_check import reading
+from node.coordinator.ledger.fact_rows import KINDS
+from node.coordinator.ledger.ledger_check import facts_in, reading
 from node.coordinator.ledger.ledger_schema import OPEN_STATES
 from node.coordinator.work.slots import HELD_OUT_FROM, HELD_OUT_PLACES
 
@@ -43,7 +44,7 @@ _QUERIES: Final[Mapping[str, str]] = {
         WHERE state = 'evaluated' AND json_extract(value, '$[0]') = winner ORDER BY number""",
     "steps": "SELECT version, restored_version FROM steps ORDER BY version",
     "versions": "SELECT number, lower(hex(root)) AS root, at_s FROM versions ORDER BY number",
-    **{table: f"SELECT * FROM {table}" for table in ("verdicts", "bad_prompts", "standings", "evaluations")},
+    "facts": "SELECT kind, key, value FROM facts ORDER BY kind, key",
 }
 """File -> query."""
 
@@ -51,7 +52,7 @@ _QUERIES: Final[Mapping[str, str]] = {
 def export(ledger: Path, to: Path) -> dict[str, int]:
     """Write every table as a file of JSON lines, from one moment; return the rows of each.
 
-    A file takes its name once it is whole.
+    Each kind of fact has a file too, with every field by name. A file takes its name once it is whole.
 
     Raises:
         OSError: the disk is full or failing.
@@ -61,16 +62,20 @@ def export(ledger: Path, to: Path) -> dict[str, int]:
     with reading(ledger) as connection:
         connection.execute("BEGIN")
         durable.make_directory(to)
-        return {name: _write(to / f"{name}.jsonl", _rows(connection, name)) for name in _QUERIES}
+        names = (*_QUERIES, *KINDS)
+        return {name: _write(to / f"{name}.jsonl", _rows(connection, name)) for name in names}
 
 
 def rows(ledger: Path, table: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of one exported table; raises as ``export``."""
+    """Yield the rows of one exported file; raises as ``export``."""
     with reading(ledger) as connection:
         yield from _rows(connection, table)
 
 
 def _rows(connection: sqlite3.Connection, table: str) -> Iterator[dict[str, Any]]:
+    if table in KINDS:
+        yield from (fact.fields() for fact in facts_in(connection, KINDS[table]))
+        return
     with closing(connection.execute(_QUERIES[table])) as found:
         names = [column[0] for column in found.description]
         for row in found:

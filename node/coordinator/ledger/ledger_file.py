@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from node import durable
-from node.coordinator.ledger.ledger_rows import LedgerRows, Put
+from node.coordinator.ledger.ledger_rows import LedgerRows, damaged
 from node.coordinator.ledger.ledger_schema import prepare
-from node.coordinator.work.accounts import Balance, Transaction
+from node.coordinator.work.balance import Balance, Transaction
+from node.coordinator.work.slot_generations import Generation
 from node.errors import Reason, RefusedError, StartupError
+from node.fact import MalformedFactError
 from node.file_lock import FileLock
 from node.identity.files import write_secret
 from node.rollout import EncodedGroup
@@ -97,7 +99,7 @@ class Ledger(LedgerRows):
                 )
                 opened.callback(connection.close)
                 prepare(connection, path, run_id=run_id)
-            except sqlite3.Error as error:
+            except (sqlite3.Error, MalformedFactError) as error:
                 raise _startup_error(path, error) from error
             opened.pop_all()
         return cls(connection, lock, path)
@@ -107,9 +109,11 @@ class Ledger(LedgerRows):
         self._lock.release()
 
     def balance(self) -> Balance:
-        """Read what the accounts start from. Raises RefusedError: DISK, where it cannot be read."""
+        """See ``LedgerEngine``."""
         try:
             return self._read_balance()
+        except MalformedFactError as error:
+            raise damaged(f"the ledger {self._path}", error) from error
         except (sqlite3.Error, OSError) as error:
             raise RefusedError(
                 Reason.DISK,
@@ -124,7 +128,7 @@ class Ledger(LedgerRows):
             RefusedError: DISK, where the disk is full or fails; nothing was changed.
         """
         try:
-            if any(transaction.generation is not None for transaction in transactions):
+            if any(transaction.of(Generation) for transaction in transactions):
                 _spend_acceptance(self._path)
             self._connection.execute("BEGIN IMMEDIATE")
             try:
@@ -161,15 +165,11 @@ class Ledger(LedgerRows):
     def _execute_each(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
         self._connection.executemany(statement, rows)
 
-    def _put_all(self, table: str, rows: Sequence[tuple[Any, ...]], how: Put) -> None:
-        marks = ", ".join("?" * len(rows[0]))
-        self._connection.executemany(f"{how.value} INTO {table} VALUES ({marks})", rows)
-
     def _is_loss_accepted(self, first_slot: int) -> bool:
         return is_loss_accepted(self._path, first_slot)
 
 
-def _startup_error(path: Path, error: sqlite3.Error) -> StartupError:
+def _startup_error(path: Path, error: Exception) -> StartupError:
     code = getattr(error, "sqlite_errorcode", None)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return StartupError(

@@ -11,24 +11,28 @@ The tables are the file's, with PostgreSQL's types. Blocking, as ``ledger_file``
 """
 
 import functools
-import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
 from typing import Any, Final
 
 import psycopg
 
-from node.coordinator.ledger.ledger_rows import LedgerRows, Put, Rows
+from node.coordinator.ledger.fact_rows import Owner, row_of
+from node.coordinator.ledger.ledger_rows import LedgerRows, Rows, damaged
 from node.coordinator.ledger.ledger_schema import (
-    DROP_OLDEST_BAD_PROMPTS,
+    ADDED_IN_3,
     SCHEMA,
     SCHEMA_VERSION,
-    TO_3,
+    convert,
+    insertion,
     note_upgrade,
+    owner_of,
 )
-from node.coordinator.work.accounts import Balance, Transaction
+from node.coordinator.ledger.older_schemas import OLDER
+from node.coordinator.work.balance import Balance, Transaction
+from node.coordinator.work.slot_generations import Generation
 from node.errors import DeposedError, Reason, RefusedError, StartupError
+from node.fact import MalformedFactError
 from node.rollout import EncodedGroup
 
 _CONNECTION: Final[Mapping[str, Any]] = {
@@ -54,12 +58,13 @@ _TYPES: Final = (
 )
 
 
-def _in_its_types(statements: str) -> str:
-    return functools.reduce(lambda text, pair: text.replace(*pair), _TYPES, statements)
+def _translated(statement: str) -> str:
+    """Return a statement that makes tables with PostgreSQL's types."""
+    return functools.reduce(lambda text, pair: text.replace(*pair), _TYPES, statement)
 
 
 _TABLES: Final = f"""
-{_in_its_types(SCHEMA)}
+{_translated(SCHEMA)}
 ALTER TABLE groups ALTER COLUMN columns SET STORAGE EXTERNAL; -- compressed by samplers, if at all
 CREATE TABLE accepted_loss (first_slot BIGINT NOT NULL);
 CREATE TABLE leadership (
@@ -67,25 +72,6 @@ CREATE TABLE leadership (
 );
 CREATE TABLE ledger_schema (version BIGINT NOT NULL);
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    columns: tuple[str, ...]
-    key: tuple[str, ...]
-
-
-@functools.cache
-def tables() -> Mapping[str, Table]:
-    """Return every table of a ledger by name, the same in both engines."""
-    found = {}
-    with closing(sqlite3.connect(":memory:")) as connection:
-        connection.executescript(SCHEMA)
-        for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'"):
-            columns = connection.execute(f"PRAGMA table_info({name})").fetchall()
-            key = tuple(column for _, column, _, _, _, place in columns if place)
-            found[name] = Table(tuple(column for _, column, *_ in columns), key)
-    return found
 
 
 def connect(url: str, *, name: str) -> "psycopg.Connection[Any]":
@@ -113,26 +99,40 @@ def prepare(connection: "psycopg.Connection[Any]", *, run_id: str) -> None:
     with connection.transaction():
         if connection.execute("SELECT to_regclass('ledger_schema')").fetchone() == (None,):
             connection.execute(_TABLES)
-            connection.execute("INSERT INTO run VALUES (%s)", [run_id])
+            connection.execute(marked(insertion("facts")), row_of(Owner(run_id)))
             connection.execute("INSERT INTO leadership VALUES (1, 0, '')")
             connection.execute("INSERT INTO ledger_schema VALUES (%s)", [SCHEMA_VERSION])
-        connection.execute(DROP_OLDEST_BAD_PROMPTS)
-        if connection.execute("SELECT version FROM ledger_schema").fetchone() == (2,):
-            connection.execute(_in_its_types(TO_3))
-            connection.execute("UPDATE ledger_schema SET version = 3")
-            note_upgrade(3)
+    _upgrade(connection)
     (version,) = connection.execute("SELECT version FROM ledger_schema").fetchone() or (None,)
     if version != SCHEMA_VERSION:
         raise StartupError(
             f"the ledger in the database has schema {version}, this software knows {SCHEMA_VERSION}",
             fix="Start the version of heterorl-node that wrote it.",
         )
-    owners = [owner for (owner,) in connection.execute("SELECT run_id FROM run")]
-    if owners != [run_id]:
+    if (owner := owner_of(_executing(connection))) != run_id:
         raise StartupError(
-            f"the ledger in the database belongs to run {', '.join(owners)!r}, configured is {run_id!r}",
+            f"the ledger in the database belongs to run {owner!r}, configured is {run_id!r}",
             fix="Give each run a database of its own.",
         )
+
+
+def _upgrade(connection: "psycopg.Connection[Any]") -> None:
+    """Upgrade an older release's ledger in one transaction. Raises StartupError: a row cannot be read."""
+    try:
+        with connection.transaction():
+            (version,) = connection.execute("SELECT version FROM ledger_schema").fetchone() or (None,)
+            if version in OLDER:
+                convert(_executing(connection), map(_translated, ADDED_IN_3))
+                connection.execute("UPDATE ledger_schema SET version = %s", [SCHEMA_VERSION])
+                note_upgrade()
+    except MalformedFactError as error:
+        refused = damaged("the ledger in the database", error)
+        raise StartupError(refused.what, fix=refused.fix) from error
+
+
+def _executing(connection: "psycopg.Connection[Any]") -> Callable[..., Any]:
+    """Return a function that executes statements whose values are marked with ``?``."""
+    return lambda statement, values=(): connection.execute(marked(statement), values)
 
 
 def check_epoch(connection: "psycopg.Connection[Any]", epoch: int) -> None:
@@ -206,14 +206,17 @@ class PostgresqlLedger(LedgerRows):
         """See ``LedgerEngine``."""
         with self._fenced.errors_told(), self._connection.transaction():
             self._execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            return self._read_balance()
+            try:
+                return self._read_balance()
+            except MalformedFactError as error:
+                raise damaged("the ledger in the database", error) from error
 
     def record(self, *transactions: Transaction) -> None:
         """See ``LedgerEngine``."""
         with self._fenced.writing(), self._connection.pipeline():
             for transaction in transactions:
                 self._write(transaction)
-            if any(transaction.generation is not None for transaction in transactions):
+            if any(transaction.of(Generation) for transaction in transactions):
                 self._execute("DELETE FROM accepted_loss")
 
     def group(self, slot: int) -> EncodedGroup | None:
@@ -228,38 +231,15 @@ class PostgresqlLedger(LedgerRows):
     def _execute_each(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
         self._connection.cursor().executemany(marked(statement), rows)
 
-    def _put_all(self, table: str, rows: Sequence[tuple[Any, ...]], how: Put) -> None:
-        self._connection.cursor().executemany(insertion(table, how), rows)
-
     def _is_loss_accepted(self, first_slot: int) -> bool:
         found = self._execute("SELECT 1 FROM accepted_loss WHERE first_slot = ?", [first_slot])
         return found.fetchone() is not None
 
 
 @functools.cache
-def insertion(table: str, how: Put) -> str:
-    """Return the statement that puts a row into a table."""
-    columns, key = tables()[table].columns, tables()[table].key
-    replaced = ", ".join(
-        f"{column} = excluded.{column}" for column in map(_quoted, (c for c in columns if c not in key))
-    )
-    conflict = {
-        Put.REFUSE: "",
-        Put.KEEP: " ON CONFLICT DO NOTHING",
-        Put.REPLACE: f" ON CONFLICT ({', '.join(map(_quoted, key))}) DO UPDATE SET {replaced}",
-    }
-    marks = ", ".join(["%s"] * len(columns))
-    return f"INSERT INTO {table} VALUES ({marks}){conflict[how]}"
-
-
-@functools.cache
 def marked(statement: str) -> str:
     """Return a statement with psycopg's marks for values."""
     return statement.replace("?", "%s")
-
-
-def _quoted(column: str) -> str:
-    return f'"{column}"'
 
 
 def fix_of(error: psycopg.Error) -> str:

@@ -1,26 +1,34 @@
 """Everything the coordinator counts, and how a transaction changes it; pure.
 
 The ledger stores transactions, and the accounts are their sum: what ``apply`` leaves in memory is what a
-restart reads back. No counter has a second source."""
+restart reads back. No counter has a second source.
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+    slots, group --> slot table, spool        steps, versions --> the newest record, the version log
+    facts --by kind--> the reducer that ``Accounts`` names for it
 
-from node.coordinator.work.bad_prompts import NO_PROMPTS, BadPrompts, PromptChange
-from node.coordinator.work.capacity import Bounds, Load
+A feature with something durable to say has a ``Fact`` and a reducer in a module of its own, its fact in
+``balance.FACTS``, and its reducer in ``Accounts.go_back``; no other module of the ledger knows of it.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from node.coordinator.work.bad_prompts import BadPrompts
+from node.coordinator.work.balance import Balance, Transaction
+from node.coordinator.work.capacity import Load
 from node.coordinator.work.check_bets import checked_share
 from node.coordinator.work.check_queue import Held
-from node.coordinator.work.evaluation_settings import NO_EVALUATION, EvaluationSettings
-from node.coordinator.work.evaluations import EvaluationBalance, Evaluations
-from node.coordinator.work.group_check import Work
+from node.coordinator.work.evaluations import Evaluations
+from node.coordinator.work.group_check import NotedOptions
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.newcomer_share import newcomers_wait
 from node.coordinator.work.reward_checks import RewardChecks
-from node.coordinator.work.run_data import DataSeen
-from node.coordinator.work.sampler_standing import Share, Standing, Standings
-from node.coordinator.work.slot_generations import Generation
-from node.coordinator.work.slot_table import SlotBalance, SlotTable
+from node.coordinator.work.run_data import NO_DATA, DataSeen
+from node.coordinator.work.run_terms import RunTerms
+from node.coordinator.work.sampler_standing import Standing, Standings
+from node.coordinator.work.slot_generations import Generation, Generations
+from node.coordinator.work.slot_table import SlotTable
 from node.coordinator.work.slots import (
     CONSUMED,
     UNTRAINED,
@@ -32,92 +40,13 @@ from node.coordinator.work.slots import (
     kind_of,
     slot_and_attempt,
 )
+from node.coordinator.work.spooled_groups import SpooledGroups
+from node.coordinator.work.tallies import Tallies, Tally
 from node.coordinator.work.task_check import RunGrader
-from node.coordinator.work.version_log import Announced, VersionLog
+from node.coordinator.work.version_log import VersionLog
 from node.evaluation import Evaluation
+from node.fact import Newest
 from node.failure import BadPrompt
-from node.rollout import EncodedGroup
-from node.run import StepRecord
-from node.verdict import Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class Transaction:
-    """Changes that become true together or not at all."""
-
-    slots: tuple[Slot, ...] = ()
-    stored: EncodedGroup | None = None
-    graded: EncodedGroup | None = None
-    """One that was stored without rewards, and now takes its own place."""
-    kept: frozenset[int] = frozenset()
-    """Consumed slots of which the ledger keeps the group's bytes: it is still to be checked."""
-    freed: tuple[int, ...] = ()
-    """Consumed slots of which it keeps them no longer."""
-    verdicts: tuple[tuple[str, Verdict], ...] = ()
-    staleness: tuple[tuple[str, int], ...] = ()
-    """(sampler, versions) of each group trained on."""
-    steps: tuple[StepRecord, ...] = ()
-    """Contiguous, oldest first."""
-    learner: Learner | None = None
-    announced: tuple[Announced, ...] = ()
-    generation: Generation | None = None
-    """A known one, with the versions that were lost before it."""
-    prompts: PromptChange = NO_PROMPTS
-    standings: tuple[Standing, ...] = ()
-    evaluations: tuple[Evaluation, ...] = ()
-    """As they begin, end, or are without some answers."""
-    data: DataSeen | None = None
-    task_digest: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Balance:
-    slots: SlotBalance = field(default_factory=SlotBalance)
-    spooled_at_s: Mapping[int, float] = field(default_factory=dict)
-    """By slot, of the groups in the spool."""
-    spooled_bytes: Mapping[int, int] = field(default_factory=dict)
-    verdicts: Iterable[tuple[str, Verdict, int]] = ()
-    staleness: Iterable[tuple[str, int]] = ()
-    last_step: StepRecord | None = None
-    rollbacks: int = 0
-    """Versions that an operator's rollback made."""
-    learner: Learner | None = None
-    announced: tuple[Announced, ...] = ()
-    accepts_loss: bool = False
-    """Whether an operator has accepted the loss before the newest generation, and the learner has not
-    reported yet which steps were lost."""
-    bad_prompts: tuple[BadPrompt, ...] = ()
-    standings: tuple[Standing, ...] = ()
-    evaluations: EvaluationBalance = field(default_factory=EvaluationBalance)
-    task_digest: bytes = b""
-    owed_checks: tuple[Held, ...] = ()
-    """Groups of consumed slots that are still to be checked, the oldest first."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunTerms:
-    """The run's demands on its samplers, as configured."""
-
-    work: Work
-    bounds: Bounds
-    prompts: int
-    """The task's size, held-out prompts included."""
-    prompt_seed: int
-    lease_ttl_s: float
-    lease_max_s: float
-    """Age beyond which no heartbeat keeps a lease."""
-    prompt_retry_s: float
-    evaluation: EvaluationSettings = NO_EVALUATION
-    check_secret: bytes = b""
-    """By which groups are drawn whose rewards are checked; a new one for each process."""
-    require_verifier: bool = False
-    newcomers_part: float = 1.0
-    """Part of a batch that newcomers may fill; see ``newcomers``."""
-
-    @property
-    def training_prompts(self) -> int:
-        """How many of the task's prompts may be trained on."""
-        return self.prompts - self.evaluation.held_out_prompts
 
 
 class Accounts:
@@ -151,47 +80,66 @@ class Accounts:
         Leases get a full term, and the learner has to confirm again. The run's grader stays.
         """
         terms = self.terms
-        self.bad_prompts = BadPrompts(balance.bad_prompts, retry_s=terms.prompt_retry_s)
+        self.tallies = Tallies(balance.of(Tally))
+        self.standings = Standings.restored(balance.of(Standing), self.tallies.delivered())
+        self.bad_prompts = BadPrompts(balance.of(BadPrompt), retry_s=terms.prompt_retry_s)
+        self._generations = Generations(balance.of(Generation))
+        self._learner = Newest(balance.only(Learner))
+        self._data = Newest(balance.only(DataSeen))
         self.slots = SlotTable(
             balance.slots,
+            generations=balance.of(Generation),
+            data=balance.data,
             prompts=terms.training_prompts,
             seed=terms.prompt_seed,
             lease_ttl_s=terms.lease_ttl_s,
             now=now,
         )
         self.evaluations = Evaluations(
-            terms.evaluation, balance.evaluations, self.slots, lease_ttl_s=terms.lease_ttl_s, now=now
+            terms.evaluation,
+            balance.of(Evaluation),
+            balance.held_out,
+            self.slots,
+            lease_ttl_s=terms.lease_ttl_s,
+            now=now,
         )
-        self.data = balance.slots.data
+        self._reducers: Mapping[str, Callable[[Any], None]] = {
+            Tally.kind: self.tallies.apply,
+            Standing.kind: self.standings.apply,
+            BadPrompt.kind: self.bad_prompts.apply,
+            Generation.kind: self._generations.apply,
+            Evaluation.kind: self.evaluations.apply,
+            Learner.kind: self._learner.apply,
+            DataSeen.kind: self._data.apply,
+            NotedOptions.kind: self._note_changed_options,
+        }
         self._accepts_loss = balance.accepts_loss
-        self._generations = {generation.number: generation for generation in balance.slots.generations}
         self.versions = VersionLog(balance.announced)
-        self.learner = balance.learner
         self.newest_record = balance.last_step
         self._rollbacks = balance.rollbacks
         self.is_confirmed = self.slots.next_slot == 0 and balance.last_step is None
         """Whether the learner has said, since this process began, that the ledger lacks nothing. One
         that never leased anything has nothing to lack. Until then no slot is leased."""
         self.gap = ""
-        self.spooled_at_s = dict(balance.spooled_at_s)
-        self._spooled_bytes = dict(balance.spooled_bytes)
-        self._spooled_bytes_total = sum(
-            n for number, n in self._spooled_bytes.items() if kind_of(number) is SlotKind.TRAIN
-        )
-        self._verdicts: dict[str, Counter[Verdict]] = {}
-        for sampler_id, verdict, n in balance.verdicts:
-            self._of(sampler_id)[verdict] = n
-        delivered = {name: counts[Verdict.SPOOLED] for name, counts in self._verdicts.items()}
-        self.standings = Standings.restored(balance.standings, delivered)
-        for sampler_id in filter(delivered.get, delivered):
+        self.spooled = SpooledGroups(balance.spooled_at_s, balance.spooled_bytes)
+        for sampler_id in self.tallies.delivered():
             self.slots.open.prove(sampler_id)
-        self._staleness = Counter(dict(balance.staleness))
         self.reward_checks.restore(balance.owed_checks)
-        if any(standing.checks for standing in balance.standings):
+        if any(standing.checks for standing in self.standings):
             self.reward_checks.has_had_verifier = True
         for slot in (*self.slots.untrained(), *self.slots.answered()):
             if not terms.work.verifiers_grade or slot.state is SlotState.UNGRADED:
                 self._draw(slot, now=now)
+
+    @property
+    def learner(self) -> Learner | None:
+        """The learner that may publish; None: none has ever joined."""
+        return self._learner.fact
+
+    @property
+    def data(self) -> DataSeen:
+        """The rows that the prompts are made from; ``NO_DATA``: samplers have their own."""
+        return self._data.fact or NO_DATA
 
     @property
     def grader(self) -> RunGrader:
@@ -210,23 +158,19 @@ class Accounts:
     @property
     def last_step(self) -> int:
         recorded = 0 if self.newest_record is None else self.newest_record.version
-        return max([recorded, *(versions[-1] for versions in self._lost_versions if versions)])
+        return max([recorded, *(versions[-1] for versions in self._generations.lost_versions)])
 
     @property
     def open_loss(self) -> Generation | None:
         """The newest generation, where what was lost before it is accepted and not known yet."""
-        newest = max(self._generations.values(), key=lambda one: one.number, default=None)
+        newest = self._generations.newest
         is_open = newest is not None and newest.lost_versions is None and self._accepts_loss
         return newest if is_open else None
 
     @property
     def lost_steps(self) -> int:
         """Steps whose records were lost with older ledgers."""
-        return sum(map(len, self._lost_versions))
-
-    @property
-    def _lost_versions(self) -> list[range]:
-        return [g.lost_versions for g in self._generations.values() if g.lost_versions is not None]
+        return self._generations.lost_steps
 
     def confirm(self) -> None:
         """Note that the learner finds nothing missing in the ledger."""
@@ -238,7 +182,6 @@ class Accounts:
 
     def apply(self, transaction: Transaction, *, now: float) -> None:
         """Add a transaction, which is on disk or about to be; see ``Transactions``."""
-        self.standings.apply(transaction.standings)
         if (stored := transaction.stored) is not None:
             number, _ = slot_and_attempt(stored.group_id)
         if stored is not None and kind_of(number) is SlotKind.TRAIN:
@@ -247,43 +190,20 @@ class Accounts:
             self.standings.note_delivery(stored.sampler_id, took_s)
             self.slots.open.prove(stored.sampler_id)
         self.slots.apply(transaction.slots, now=now)
+        for fact in transaction.facts:
+            self._reducers[fact.kind](fact)
+        self.evaluations.apply_slots(transaction.slots, now=now)
         for slot in transaction.slots:
             if slot.state not in UNTRAINED:
-                self.spooled_at_s.pop(slot.number, None)
+                self.spooled.drop(slot.number)
                 self.reward_checks.drop(slot.number, is_consumed=slot.state in CONSUMED)
-                size_bytes = self._spooled_bytes.pop(slot.number, 0)
-                if size_bytes and slot.kind is SlotKind.TRAIN:
-                    self._spooled_bytes_total -= size_bytes
-        if stored is not None:
-            self.spooled_at_s[number] = stored.spooled_at_s
-            self._spooled_bytes[number] = stored.size_bytes
-            self._spooled_bytes_total += stored.size_bytes if kind_of(number) is SlotKind.TRAIN else 0
-        if (graded := transaction.graded) is not None:
-            number, _ = slot_and_attempt(graded.group_id)
-            self._spooled_bytes_total += graded.size_bytes - self._spooled_bytes[number]
-            self._spooled_bytes[number] = graded.size_bytes
+        for group in filter(None, (stored, transaction.graded)):
+            self.spooled.put(group)
         self._note_checks(transaction, now=now)
-        for sampler_id, verdict in transaction.verdicts:
-            self._of(sampler_id)[verdict] += 1
-        for sampler_id, versions in transaction.staleness:
-            self._staleness[sampler_id] += versions
         if transaction.steps:
             self.newest_record = transaction.steps[-1]
             self._rollbacks += sum(step.restored_version is not None for step in transaction.steps)
-        if transaction.learner is not None:
-            self.learner = transaction.learner
-        if transaction.generation is not None:
-            self._generations[transaction.generation.number] = transaction.generation
-        self.bad_prompts.apply(transaction.prompts)
-        self.evaluations.apply(transaction.evaluations, transaction.slots, now=now)
         self.versions.add(transaction.announced)
-        if transaction.task_digest is not None:
-            self.leased_before_change = frozenset(
-                group_id(slot.number, attempt.number)
-                for slot in self.slots.open_slots.values()
-                for attempt in slot.attempts
-                if not attempt.is_submitted
-            )
 
     def note_time(self, now: float) -> float:
         """Note the time; return how far the clock was set back since, seconds.
@@ -296,10 +216,6 @@ class Accounts:
             self.evaluations.bound_times(now)
             self.reward_checks.bound_times(now)
         return set_back_s
-
-    def cut_leases_short(self, sampler_id: str, *, now: float) -> None:
-        """Let a sampler's leases end at the next expiry; deadlines are in memory only."""
-        self.slots.cut_short(sampler_id, now=now)
 
     def renew(self, sampler_id: str, lease_ids: Collection[str], *, now: float) -> tuple[str, ...]:
         """Extend leases to a full term, none beyond its maximal age; return those whose work is in vain.
@@ -325,23 +241,13 @@ class Accounts:
             sampler_id, at_least_s=self.terms.lease_ttl_s, at_most_s=self.terms.lease_max_s
         )
 
-    def share(self, sampler_id: str, *, free: int, now: float) -> Share:
-        """Return how many leases a sampler may hold, where ``free`` groups may be leased."""
-        evaluating = self.slots.open.running(sampler_id, SlotKind.HELD_OUT)  # on top of every bound
-        fleet = self.slots.counts()[SlotState.LEASED] + evaluating
-        held = self.slots.open.running(sampler_id) + evaluating
-        newcomers = self.slots.open.newcomers_leases
-        return self.standings.share(
-            sampler_id, held=held, free=free, fleet=fleet, newcomers=newcomers, now=now
-        )
-
     def held(self, sampler_id: str) -> int:
         """Count the leases of a sampler, those on held-out prompts included."""
         return len(self.slots.open.held_by(sampler_id))
 
     def held_out_bytes(self) -> int:
         """Return the size of the held-out prompts' groups that do not count yet."""
-        return sum(self._spooled_bytes.get(number, 0) for number in self.slots.open.answered)
+        return self.spooled.size_bytes(*self.slots.open.answered)
 
     def load(self) -> Load:
         counts = self.slots.counts()
@@ -349,22 +255,11 @@ class Accounts:
             running_groups=counts[SlotState.LEASED],
             untrained_groups=sum(counts[state] for state in UNTRAINED),
             ungraded_groups=counts[SlotState.UNGRADED],
-            untrained_bytes=self._spooled_bytes_total,
+            untrained_bytes=self.spooled.untrained_bytes,
             trained_groups=counts[SlotState.TRAINED],
             version=0 if self.learner is None else self.learner.version,
             batchless_steps=self.lost_steps + self._rollbacks,
         )
-
-    def verdicts(self) -> Counter[Verdict]:
-        return sum(self._verdicts.values(), Counter())
-
-    def verdicts_of(self, sampler_id: str) -> Mapping[Verdict, int]:
-        return self._verdicts.get(sampler_id, {})
-
-    def staleness_mean(self, sampler_id: str) -> float:
-        """Return the mean staleness of a sampler's groups when trained on, versions; 0 before the first."""
-        trained = self.verdicts_of(sampler_id).get(Verdict.TRAINED, 0)
-        return self._staleness[sampler_id] / trained if trained else 0.0
 
     def next_undelivered(self) -> Slot | None:
         """Return the oldest slot whose group the learner may be sent, and count it as delivered; or None."""
@@ -379,12 +274,7 @@ class Accounts:
 
     def ungraded_since_s(self) -> float | None:
         """Return when the group was spooled that has waited longest for a verifier; None: none waits."""
-        return min((self.spooled_at_s[number] for number in self.slots.open.ungraded), default=None)
-
-    def must_wait_for_checks(self, sampler_id: str, *, now: float) -> bool:
-        """Whether a sampler hands in and is leased no more until groups of its own are checked."""
-        is_vetted = sampler_id in self.standings.vetted
-        return self.reward_checks.must_wait(sampler_id, is_vetted=is_vetted, now=now)
+        return min(map(self.spooled.at_s.__getitem__, self.slots.open.ungraded), default=None)
 
     def _newcomers_wait(self) -> bool:
         if self.work.verifiers_grade:  # what a sampler says of itself moves nothing
@@ -395,13 +285,12 @@ class Accounts:
     def _is_newcomers(self, number: int) -> bool:
         return self.slots.open_slots[number].winning_holder not in self.standings.vetted
 
-    def lease_room_by_checks(self, sampler_id: str, *, now: float) -> int | None:
-        """Return how many more leases a sampler may have by its own checks; None: they bound nothing."""
-        return self.reward_checks.lease_room(
-            sampler_id,
-            running=self.slots.open.running(sampler_id),
-            is_vetted=sampler_id in self.standings.vetted,
-            now=now,
+    def _note_changed_options(self, _: NotedOptions) -> None:
+        self.leased_before_change = frozenset(
+            group_id(slot.number, attempt.number)
+            for slot in self.slots.open_slots.values()
+            for attempt in slot.attempts
+            if not attempt.is_submitted
         )
 
     def _note_checks(self, transaction: Transaction, *, now: float) -> None:
@@ -425,9 +314,6 @@ class Accounts:
             slot.winning_holder,
             now,
             prompt_index=slot.prompt_index,
-            size_bytes=self._spooled_bytes.get(slot.number, 0),
+            size_bytes=self.spooled.size_bytes(slot.number),
         )
         self.reward_checks.draw(held, share=share)
-
-    def _of(self, sampler_id: str) -> Counter[Verdict]:
-        return self._verdicts.setdefault(sampler_id, Counter())

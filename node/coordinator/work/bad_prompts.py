@@ -20,8 +20,9 @@ import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeAlias
 
+from node.fact import Gone
 from node.failure import BadPrompt, Failure, detail_of
 
 BAD_PROMPTS: Final = 16_384
@@ -37,6 +38,9 @@ MOST_WITNESSES: Final = 8
 """Samplers remembered for a prompt."""
 
 EVERYBODY: Final = ""
+
+PromptFacts: TypeAlias = tuple[BadPrompt | Gone, ...]
+"""Bad prompts as they are to become, and those that are like any other again."""
 
 
 class Aside(enum.Enum):
@@ -57,17 +61,6 @@ class Report:
     reason: Failure
     detail: str
     slot: int
-
-
-@dataclass(frozen=True, slots=True)
-class PromptChange:
-    """Bad prompts as they are to become, and those that are like any other again."""
-
-    bad: tuple[BadPrompt, ...] = ()
-    lifted: tuple[int, ...] = ()
-
-
-NO_PROMPTS: Final = PromptChange()
 
 
 class BadPrompts:
@@ -117,7 +110,7 @@ class BadPrompts:
             return ()
         return tuple(name for name in entry.said_by if name != answered_by)
 
-    def after(self, reports: Iterable[Report], *, prompts: int | None, now: float) -> PromptChange:
+    def after(self, reports: Iterable[Report], *, prompts: int | None, now: float) -> PromptFacts:
         """Return what reports change, in a task of so many ``prompts``."""
         changed: dict[int, BadPrompt] = {}
         for report in reports:
@@ -126,26 +119,32 @@ class BadPrompts:
                 before = self._failed(before, report, sampler_id, now=now)
             if before is not None and before is not self._bad.get(report.prompt_index):
                 changed[report.prompt_index] = before
-        lifted = self._beyond_half(changed, prompts=prompts) if changed else ()
-        return PromptChange(tuple(entry for n, entry in changed.items() if n not in lifted), lifted)
+        if not changed:
+            return ()
+        lifted = self._beyond_half(changed, prompts=prompts)
+        lifted |= self._beyond_room(changed, lifted)
+        return (*(entry for n, entry in changed.items() if n not in lifted), *self.lifted(*sorted(lifted)))
 
-    def without(self, sampler_ids: Collection[str] | None) -> PromptChange:
+    def without(self, sampler_ids: Collection[str] | None) -> PromptFacts:
         """Return what is left without the word of some samplers; None: of all."""
-        bad, lifted = [], []
+        bad: list[BadPrompt | Gone] = []
         for entry in self._bad.values():
             left = () if sampler_ids is None else tuple(n for n in entry.said_by if n not in sampler_ids)
             if not left:
-                lifted.append(entry.prompt_index)
+                bad += self.lifted(entry.prompt_index)
             elif left != entry.said_by:
                 bad.append(self._timed(replace(entry, said_by=left)))
-        return PromptChange(tuple(bad), tuple(lifted))
+        return tuple(bad)
 
-    def apply(self, change: PromptChange) -> None:
-        """Make decided entries the truth."""
-        for prompt_index in change.lifted:
-            self._drop(prompt_index)
-        for entry in change.bad:
-            self._put(entry)
+    def lifted(self, *prompt_indices: int) -> PromptFacts:
+        """Return the end of what is held against prompts; nothing where nothing is."""
+        return tuple(Gone(BadPrompt.kind, str(n)) for n in prompt_indices if n in self._bad)
+
+    def apply(self, fact: BadPrompt | Gone) -> None:
+        if isinstance(fact, Gone):
+            self._drop(int(fact.key))
+        else:
+            self._put(fact)
 
     def _failed(self, before: BadPrompt | None, report: Report, sampler_id: str, *, now: float) -> BadPrompt:
         detail = detail_of(report.detail)
@@ -164,7 +163,7 @@ class BadPrompts:
             replace(before, said_by=said_by, reason=report.reason, detail=detail, slot=report.slot, at_s=now)
         )
 
-    def _beyond_half(self, fresh: Mapping[int, BadPrompt], *, prompts: int | None) -> tuple[int, ...]:
+    def _beyond_half(self, fresh: Mapping[int, BadPrompt], *, prompts: int | None) -> set[int]:
         """Return the prompts to lift so that everybody gets half of them once ``fresh`` ones are in."""
         most = (prompts or 0) // 2
         counts = Counter(self._kept_from)
@@ -180,14 +179,18 @@ class BadPrompts:
                 if _kept_from(entry) in (whom, EVERYBODY) and entry.prompt_index not in lifted
             )
             lifted.update(list(itertools.islice(theirs, max(0, surplus))))
-        return tuple(sorted(lifted))
+        return lifted
+
+    def _beyond_room(self, fresh: Mapping[int, BadPrompt], lifted: Collection[int]) -> set[int]:
+        """Return the oldest prompts, to be forgotten so that no more than BAD_PROMPTS are remembered."""
+        surplus = len(self._bad.keys() | fresh.keys()) - len(lifted) - BAD_PROMPTS
+        oldest = (n for n in self._bad if n not in fresh and n not in lifted)
+        return set(itertools.islice(oldest, max(0, surplus)))
 
     def _put(self, entry: BadPrompt) -> None:
         self._drop(entry.prompt_index)
         self._bad[entry.prompt_index] = self._timed(entry)
         self._kept_from[_kept_from(entry)] += 1
-        while len(self._bad) > BAD_PROMPTS:
-            self._drop(next(iter(self._bad)))
 
     def _drop(self, prompt_index: int) -> None:
         if (entry := self._bad.pop(prompt_index, None)) is not None:

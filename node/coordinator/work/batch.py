@@ -10,7 +10,8 @@ The last one is applied once it is on disk, so a batch of one leaves nothing to 
 from collections.abc import Callable
 from dataclasses import replace
 
-from node.coordinator.work.accounts import Accounts, Transaction
+from node.coordinator.work.accounts import Accounts
+from node.coordinator.work.balance import Transaction
 from node.coordinator.work.decisions import NOTHING, Answer, Decision
 from node.coordinator.work.slots import CONSUMED
 

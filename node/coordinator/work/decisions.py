@@ -2,15 +2,17 @@
 
 ``node.coordinator.transactions`` puts the transaction on disk, applies it to the accounts, and only then
 returns the answer. A decision that raises has changed nothing. Decisions on groups are in ``verdicts``, on
-learners in ``history``, on whom to believe in ``trust``.
+learners in ``step_history``, on whom to believe in ``trust``.
 """
 
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
 
-from node.coordinator.work.accounts import Accounts, Transaction
+from node.coordinator.work import sampler_bounds
+from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.bad_prompts import Aside, Report
+from node.coordinator.work.balance import Transaction
 from node.coordinator.work.capacity import Capacity, capacity
 from node.coordinator.work.group_check import Work
 from node.coordinator.work.model_check import check_base
@@ -82,19 +84,19 @@ def lease(
     behind = learner.version - held.number
     is_too_old = behind > accounts.terms.bounds.max_staleness_versions
     free = Capacity(0, TOO_OLD) if is_too_old else room(accounts, behind_versions=max(0, behind))
-    share = accounts.share(sampler_id, free=free.groups, now=now)
+    share = sampler_bounds.share(accounts, sampler_id, free=free.groups, now=now)
     running = accounts.held(sampler_id)
     unused = max(0, min(wanted, share.leases - running))
     held_out: tuple[Slot, ...] = ()
     if share.allowance:  # samplers that are not believed are asked for training alone
         # One in any case: with none, a sampler whose allowance has shrunk would pass the version by.
         least = int(not accounts.slots.open.running(sampler_id, SlotKind.HELD_OUT))
-        may_hand_in = not accounts.must_wait_for_checks(sampler_id, now=now)
+        may_hand_in = not sampler_bounds.must_wait_for_checks(accounts, sampler_id, now=now)
         allowed = min(wanted, max(least, share.allowance - running)) if stays and may_hand_in else 0
         held_out = accounts.evaluations.grant(
             sampler_id, allowed, held_version=held.number, running=running, now=now
         )
-    by_checks = accounts.lease_room_by_checks(sampler_id, now=now)
+    by_checks = sampler_bounds.lease_room_by_checks(accounts, sampler_id, now=now)
     granted = max(0, min(unused - len(held_out), free.groups))
     waits_for_checks = by_checks is not None and by_checks < granted
     granted = granted if by_checks is None else min(granted, by_checks)
@@ -111,7 +113,7 @@ def lease(
     )
     standing = accounts.standings.of(sampler_id)
     begun = standing.granted(len(leases), free=running + free.groups, now=now)
-    transaction = Transaction(slots=(*held_out, *slots), standings=() if begun == standing else (begun,))
+    transaction = Transaction(slots=(*held_out, *slots), facts=() if begun == standing else (begun,))
     pause_s, bound = 0.0, ""
     if len(leases) < wanted:
         pause_s = PARTIAL_PAUSE_S if leases else max(EMPTY_PAUSE_S, share.pause_s)
@@ -193,11 +195,7 @@ def release(
                 reports.append(report)
     bad = accounts.bad_prompts.after(reports, prompts=accounts.slots.prompts, now=now)
     standing = accounts.standings.of(sampler_id).after_faults(len(faults), now=now)
-    transaction = Transaction(
-        slots=tuple(slots.values()),
-        prompts=bad,
-        standings=(standing,) if faults else (),
-    )
+    transaction = Transaction(slots=tuple(slots.values()), facts=(*bad, standing) if faults else bad)
     return Decision(Released(len(slots), tuple(faults)), transaction)
 
 
@@ -218,15 +216,11 @@ def expiry(accounts: Accounts, now: float) -> Decision[int]:
     given_up = accounts.slots.given_up(
         now, is_kept_from_some=lambda index: accounts.bad_prompts.is_kept_from_some(index, now=now)
     )
-    transaction = Transaction(
-        slots=(*slots, *given_up),
-        prompts=bad,
-        standings=tuple(
-            accounts.standings.of(name).after_expiry(n, term_s=accounts.terms.lease_ttl_s, now=now)
-            for name, n in holders.items()
-        ),
+    standings = (
+        accounts.standings.of(name).after_expiry(n, term_s=accounts.terms.lease_ttl_s, now=now)
+        for name, n in holders.items()
     )
-    return Decision(len(slots), transaction)
+    return Decision(len(slots), Transaction(slots=(*slots, *given_up), facts=(*bad, *standings)))
 
 
 def evaluation_begins(accounts: Accounts, held: PolicyVersion, *, now: float) -> Decision[None]:
@@ -237,7 +231,7 @@ def evaluation_begins(accounts: Accounts, held: PolicyVersion, *, now: float) ->
     change = accounts.evaluations.begun(
         held.number, first_prompt=accounts.first_held_out, is_checked=is_checked, now=now
     )
-    return Decision(None, Transaction(slots=change.slots, evaluations=change.evaluations))
+    return Decision(None, Transaction(slots=change.slots, facts=change.evaluations))
 
 
 def evaluation_turn(accounts: Accounts, *, now: float) -> Decision[None]:
@@ -245,4 +239,4 @@ def evaluation_turn(accounts: Accounts, *, now: float) -> Decision[None]:
     change = accounts.evaluations.turn(
         first_prompt=accounts.first_held_out, is_held=accounts.reward_checks.is_held, now=now
     )
-    return Decision(None, Transaction(slots=change.slots, evaluations=change.evaluations))
+    return Decision(None, Transaction(slots=change.slots, facts=change.evaluations))

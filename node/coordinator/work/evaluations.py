@@ -54,14 +54,6 @@ what timed out has cost all the time it may. Other samplers are asked instead.""
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationBalance:
-    evaluations: tuple[Evaluation, ...] = ()
-    """Oldest version first; the one under way is the last."""
-    slots: tuple[Slot, ...] = ()
-    """Held-out slots, open and settled, of the newest evaluations."""
-
-
-@dataclass(frozen=True, slots=True)
 class EvaluationChange:
     slots: tuple[Slot, ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
@@ -77,13 +69,20 @@ class Evaluations:
     def __init__(
         self,
         settings: EvaluationSettings,
-        balance: EvaluationBalance,
+        evaluations: Iterable[Evaluation],
+        slots: Iterable[Slot],
         table: SlotTable,
         *,
         lease_ttl_s: float,
         now: float,
     ) -> None:
-        """Restore; samplers get a full term from ``now`` to ask for more leases."""
+        """Restore; samplers get a full term from ``now`` to ask for more leases.
+
+        Args:
+            evaluations: Of the run, all of them.
+            slots: Held-out ones of the newest evaluations, open and settled.
+            table: The run's, with those of training too.
+        """
         self.settings = settings
         self.under_way: Evaluation | None = None
         self.finished: dict[int, Evaluation] = {}
@@ -95,7 +94,10 @@ class Evaluations:
         """Sampler -> when it last asked for leases, and the version that it held. In memory only."""
         self._planned: int | None = None
         self._last_change_s = self._waits_until_s = now
-        self.apply(balance.evaluations, balance.slots, now=now)
+        for evaluation in evaluations:
+            self.apply(evaluation)
+        self.apply_slots(slots, now=now)
+        self._last_change_s = now
         if self.under_way is not None:
             self._waits_until_s = now + lease_ttl_s
 
@@ -230,17 +232,19 @@ class Evaluations:
                 recomputed.append(scored(before, left.values(), finished_at_s=before.finished_at_s))
         return EvaluationChange(tuple(changed), tuple(recomputed))
 
-    def apply(self, evaluations: Iterable[Evaluation], slots: Iterable[Slot], *, now: float) -> None:
-        """Make decided changes the truth; ``slots`` of training are passed over."""
-        for evaluation in evaluations:
-            if evaluation.finished_at_s:
-                self.finished[evaluation.version] = evaluation
-                if self.under_way is not None and self.under_way.version == evaluation.version:
-                    self.under_way = None
-            else:
-                self.under_way, self._planned = evaluation, None
-                self._askers = {name: self._askers[name] for name in self._active(now)}
-            self._last_change_s = now
+    def apply(self, evaluation: Evaluation) -> None:
+        """Make an evaluation that begins, ends or is without some answers the truth."""
+        if evaluation.finished_at_s:
+            self.finished[evaluation.version] = evaluation
+            if self.under_way is not None and self.under_way.version == evaluation.version:
+                self.under_way = None
+        else:
+            self.under_way, self._planned = evaluation, None
+            self._last_change_s = evaluation.started_at_s
+            self._askers = {name: self._askers[name] for name in self._active(evaluation.started_at_s)}
+
+    def apply_slots(self, slots: Iterable[Slot], *, now: float) -> None:
+        """Make decided slots the truth; those of training are passed over."""
         for slot in slots:
             if slot.kind is SlotKind.HELD_OUT:
                 version, _ = version_and_place(slot.number)

@@ -6,8 +6,9 @@
 A group that is not what it says is thrown out as where samplers grade: see ``trust.reward_checked``.
 """
 
-from node.coordinator.work.accounts import Accounts, Transaction
+from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.bad_prompts import Report
+from node.coordinator.work.balance import Transaction
 from node.coordinator.work.check_queue import Held
 from node.coordinator.work.decisions import Decision
 from node.coordinator.work.slots import slot_and_attempt
@@ -32,10 +33,10 @@ def failed(accounts: Accounts, held: Held, fault: Failure, detail: str, *, now: 
     if slot is None:
         return Decision(Checked(name))
     report = Report(slot.prompt_index, (name,), fault, detail, number)
-    transaction = Transaction(
-        slots=(slot,),
-        verdicts=((name, Verdict.SUSPECT),),
-        prompts=accounts.bad_prompts.after([report], prompts=accounts.slots.prompts, now=now),
-        standings=(accounts.standings.of(name).after_faults(1, now=now),),
+    facts = (
+        *accounts.tallies.after([(name, Verdict.SUSPECT)]),
+        *accounts.bad_prompts.after([report], prompts=accounts.slots.prompts, now=now),
+        accounts.standings.of(name).after_faults(1, now=now),
     )
-    return Decision(Checked(name, (GroupVerdict(held.group_id, Verdict.SUSPECT, detail),)), transaction)
+    checked = Checked(name, (GroupVerdict(held.group_id, Verdict.SUSPECT, detail),))
+    return Decision(checked, Transaction(slots=(slot,), facts=facts))

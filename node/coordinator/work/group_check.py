@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from node import limits
 from node.coordinator.work.model_check import Learner, check_model
@@ -9,6 +10,7 @@ from node.coordinator.work.slots import Slot
 from node.coordinator.work.task_check import UNSAID, RunGrader
 from node.coordinator.work.version_log import VERSIONS_REMEMBERED
 from node.errors import Reason, RefusedError
+from node.fact import Fact
 from node.rollout import GroupHeader, check_header, other_options
 from node.sampling_parameters import SamplingParameters
 from node.verdict import Verdict
@@ -34,6 +36,15 @@ class Work:
         """Return how a sampler's grader code differs from the run's; empty where it does not, or grades
         nothing."""
         return "" if self.verifiers_grade else self.grader.objection(digest)
+
+
+@dataclass(frozen=True, slots=True)
+class NotedOptions(Fact):
+    """The task and the options by which the groups of the ledger were graded."""
+
+    kind: ClassVar[str] = "task_options"
+
+    digest: bytes
 
 
 def objection(

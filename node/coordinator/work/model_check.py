@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import ClassVar, Final
 
 from node.errors import Reason, RefusedError
+from node.fact import Fact
 from node.policy import BASE_PART_BYTES, BaseModel
 from node.text_rules import FILES, differing_rules
 
@@ -14,8 +15,10 @@ _NAME_CHARACTERS: Final = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Learner:
+class Learner(Fact):
     """The learner that may publish, and the model it trains: the run's."""
+
+    kind: ClassVar[str] = "learner"
 
     node_id: str
     epoch: int

@@ -1,14 +1,17 @@
 """The rows that a run's prompts are made from, and which others may take their place; pure."""
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import ClassVar, Final
 
 from node.errors import ConfigError
+from node.fact import Fact
 
 
 @dataclass(frozen=True, slots=True)
-class DataSeen:
+class DataSeen(Fact):
     """The rows that a run's prompts are made from, as the coordinator found them."""
+
+    kind: ClassVar[str] = "data"
 
     digest: bytes
     rows: int

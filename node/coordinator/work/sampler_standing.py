@@ -22,9 +22,10 @@ a hoarder keeps little, and not for long; a slow but honest sampler is given mor
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import ClassVar, Final
 
 from node.coordinator.work.check_bets import PROVEN_CHECKS, is_proof, stake_after
+from node.fact import Fact
 from node.limits import LEASES_PER_PEER, PROBE_S
 from node.run import SamplerStanding
 from node.wording import counted
@@ -66,8 +67,10 @@ RECENT_GROUPS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """A sampler's account; fields as in the ledger. Delivered and refused groups are counted by verdict."""
+class Standing(Fact):
+    """A sampler's account. Delivered and refused groups are counted in its ``Tally``."""
+
+    kind: ClassVar[str] = "standing"
 
     sampler_id: str
     allowance: int = 0
@@ -92,6 +95,10 @@ class Standing:
     """Winnings of a bet that it lies; see ``check_bets``."""
     proven_at_s: float = 0.0
     """When it was proved to lie; 0: it was not."""
+
+    @property
+    def key(self) -> str:
+        return self.sampler_id
 
     def granted(self, leases: int, *, free: int, now: float) -> "Standing":
         """Return what so many leases make of it; ``free``: those it found, and those it has."""
@@ -228,7 +235,8 @@ class Standings:
         """Restore from the ledger; shares of recent deliveries begin as those of all groups ever
         ``delivered``."""
         restored = cls()
-        restored.apply(standings)
+        for standing in standings:
+            restored.apply(standing)
         total = sum(delivered.values())
         for sampler_id, groups in delivered.items():
             if groups:
@@ -246,10 +254,9 @@ class Standings:
     def quarantined(self) -> tuple[Standing, ...]:
         return tuple(standing for standing in self._of.values() if standing.quarantine)
 
-    def apply(self, standings: Iterable[Standing]) -> None:
-        for standing in standings:
-            self._of[standing.sampler_id] = standing
-            (self.vetted.add if standing.is_vetted else self.vetted.discard)(standing.sampler_id)
+    def apply(self, standing: Standing) -> None:
+        self._of[standing.sampler_id] = standing
+        (self.vetted.add if standing.is_vetted else self.vetted.discard)(standing.sampler_id)
 
     def note_delivery(self, sampler_id: str, took_s: float | None) -> None:
         """Note a group; ``took_s``: from its lease on, None where that is not known."""

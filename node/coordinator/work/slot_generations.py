@@ -14,11 +14,32 @@ once. If it names the same slot again, that is a double training like any other.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, TypeAlias
+
+from pydantic import PlainSerializer, PlainValidator
+
+from node.fact import Fact
+
+
+def _range(ends: Any) -> range:
+    match ends:
+        case [int(start), int(stop)]:
+            return range(start, stop)
+        case _:
+            raise ValueError("should be the first version and the one after the last")
+
+
+VersionRange: TypeAlias = Annotated[
+    range, PlainValidator(_range), PlainSerializer(lambda versions: [versions.start, versions.stop])
+]
+"""Contiguous versions, in a fact as [first, last + 1]."""
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
+class Generation(Fact):
     """Slot numbers from ``first_slot`` on, begun because a loss was accepted."""
+
+    kind: ClassVar[str] = "generation"
 
     number: int
     """Counts from 1; the slots of a new run belong to none."""
@@ -26,8 +47,35 @@ class Generation:
     lost_from_slot: int
     """Slots from here to ``first_slot`` may have been leased in the time that was lost."""
     begun_at_s: float
-    lost_versions: range | None = None
+    lost_versions: VersionRange | None = None
     """Versions whose records were lost. None: the learner has not reported yet."""
+
+    @property
+    def key(self) -> str:
+        return str(self.number)
+
+
+class Generations:
+    """Every generation of a run."""
+
+    def __init__(self, generations: Iterable[Generation] = ()) -> None:
+        self._by_number = {generation.number: generation for generation in generations}
+
+    def apply(self, generation: Generation) -> None:
+        self._by_number[generation.number] = generation
+
+    @property
+    def newest(self) -> Generation | None:
+        return max(self._by_number.values(), key=lambda one: one.number, default=None)
+
+    @property
+    def lost_versions(self) -> list[range]:
+        """The versions whose records were lost, as accepted and reported; none of them empty."""
+        return [one.lost_versions for one in self._by_number.values() if one.lost_versions]
+
+    @property
+    def lost_steps(self) -> int:
+        return sum(map(len, self.lost_versions))
 
 
 class LostSlots:

@@ -106,9 +106,6 @@ class SlotBalance:
     lost: tuple[int, ...] = ()
     found: tuple[int, ...] = ()
     """Between two generations, and named by a step record since."""
-    generations: tuple[Generation, ...] = ()
-    """Oldest first."""
-    data: DataSeen = NO_DATA
 
 
 class SlotTable:
@@ -116,6 +113,8 @@ class SlotTable:
         self,
         balance: SlotBalance = SlotBalance(),
         *,
+        generations: Iterable[Generation] = (),
+        data: DataSeen = NO_DATA,
         prompts: int | None = None,
         seed: int = 0,
         lease_ttl_s: float,
@@ -124,7 +123,7 @@ class SlotTable:
         """Restore; ``prompts`` is None where no new slot is to be leased."""
         self.prompts = prompts
         self._seed = seed
-        self._data = balance.data
+        self._data = data
         self._lease_ttl_s = lease_ttl_s
         self.open = OpenSlots()
         self._counts = dict.fromkeys(SlotState, 0) | dict(balance.settled)
@@ -135,7 +134,7 @@ class SlotTable:
         """Time of the newest lease of each slot that is leased or available again."""
         self._waiting: dict[int, float] = {}
         """When slots that are available are given up, if their prompts are kept from somebody."""
-        self._lost = LostSlots(open_ones=balance.lost, generations=balance.generations, found=balance.found)
+        self._lost = LostSlots(open_ones=balance.lost, generations=generations, found=balance.found)
         self._next_slot = balance.next_slot
         self._next_held_out = balance.next_held_out
         self.apply(balance.open_ones, now=now)

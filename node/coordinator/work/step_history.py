@@ -17,11 +17,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
-from node.coordinator.work.accounts import Accounts, Transaction
+from node.coordinator.work.accounts import Accounts
+from node.coordinator.work.balance import Transaction
 from node.coordinator.work.decisions import Decision
 from node.coordinator.work.model_check import Learner, check_base, check_layout
 from node.coordinator.work.slots import group_id, slot_and_attempt
 from node.errors import Reason, RefusedError
+from node.fact import Fact, Gone
 from node.policy import BaseModel
 from node.run import StepRecord
 from node.verdict import Verdict
@@ -102,7 +104,7 @@ def learner_joins(accounts: Accounts, joining: Learner) -> Decision[None]:
         if joining.version > 0 and accounts.open_loss is None:
             gap = _lacks(range(1, joining.version + 1), joining.version)
             raise RefusedError(Reason.LEDGER_BEHIND, gap, fix=WAYS_OUT)
-        return Decision(None, Transaction(learner=joining))
+        return Decision(None, Transaction(facts=(joining,)))
     is_current = (joining.epoch, joining.node_id) == (current.epoch, current.node_id)
     if not is_current and joining.epoch <= current.epoch:
         raise RefusedError(
@@ -117,7 +119,7 @@ def learner_joins(accounts: Accounts, joining: Learner) -> Decision[None]:
     _check_not_behind(accounts, joining.version)
     if is_current:
         return Decision(None)
-    return Decision(None, Transaction(learner=replace(joining, version=current.version)))
+    return Decision(None, Transaction(facts=(replace(joining, version=current.version),)))
 
 
 def drain_opens(accounts: Accounts, hello: Hello) -> Decision[Outcome]:
@@ -157,12 +159,12 @@ def drain_opens(accounts: Accounts, hello: Hello) -> Decision[Outcome]:
         return Decision(Outcome(doubled=outcome.doubled, unknown=unknown, gap=gap))
     if loss is None:
         _check_same_slots(accounts, hello)
-    transaction = replace(transaction, learner=replace(learner, version=hello.version))
+    facts: tuple[Fact | Gone, ...] = transaction.facts
     if loss is not None:
-        transaction = replace(transaction, generation=replace(loss, lost_versions=missing))
-    elif transaction.learner == learner:
-        transaction = replace(transaction, learner=None)
-    return Decision(replace(outcome, accepted_loss=missing), transaction)
+        facts = (*facts, replace(loss, lost_versions=missing))
+    if loss is not None or hello.version != learner.version:
+        facts = (*facts, replace(learner, version=hello.version))
+    return Decision(replace(outcome, accepted_loss=missing), replace(transaction, facts=facts))
 
 
 def step(accounts: Accounts, record: StepRecord) -> Decision[Outcome]:
@@ -177,7 +179,7 @@ def step(accounts: Accounts, record: StepRecord) -> Decision[Outcome]:
         gap = _never_took_in(outcome.unknown)
         return Decision(Outcome(doubled=outcome.doubled, unknown=outcome.unknown, gap=gap))
     learner = replace(accounts.learner, version=max(record.version, accounts.learner.version))
-    return Decision(outcome, replace(transaction, learner=learner))
+    return Decision(outcome, replace(transaction, facts=(*transaction.facts, learner)))
 
 
 def _settled(accounts: Accounts, records: Sequence[StepRecord]) -> tuple[Outcome, Transaction]:
@@ -193,7 +195,7 @@ def _settled(accounts: Accounts, records: Sequence[StepRecord]) -> tuple[Outcome
         if (winner := slot.attempt(slot.winner)) is not None:
             name = group_id(slot.number, winner.number)
             in_spool = accounts.slots.open_slots[slot.number].winner == winner.number
-            spooled_at_s = accounts.spooled_at_s.get(slot.number) if in_spool else None
+            spooled_at_s = accounts.spooled.at_s.get(slot.number) if in_spool else None
             trained.append(Trained(winner.holder, name, staleness[name], spooled_at_s))
     outcome = Outcome(
         recorded=tuple(records),
@@ -204,8 +206,10 @@ def _settled(accounts: Accounts, records: Sequence[StepRecord]) -> tuple[Outcome
     )
     transaction = Transaction(
         slots=training.slots,
-        verdicts=tuple((group.sampler_id, Verdict.TRAINED) for group in trained),
-        staleness=tuple((group.sampler_id, group.staleness_versions) for group in trained),
+        facts=accounts.tallies.after(
+            ((group.sampler_id, Verdict.TRAINED) for group in trained),
+            staleness=((group.sampler_id, group.staleness_versions) for group in trained),
+        ),
         steps=tuple(records),
     )
     return outcome, transaction

@@ -10,10 +10,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Final
 
-from node.coordinator.work.accounts import Accounts, Transaction
-from node.coordinator.work.bad_prompts import NO_PROMPTS
+from node.coordinator.work.accounts import Accounts
+from node.coordinator.work.balance import Transaction
 from node.coordinator.work.check_queue import Held
 from node.coordinator.work.decisions import Decision
+from node.coordinator.work.group_check import NotedOptions
 from node.coordinator.work.slots import SlotKind, group_id, kind_of
 from node.rollout import RewardCheck, RewardFinding
 from node.verdict import GroupVerdict, Verdict
@@ -35,12 +36,8 @@ def revocation(accounts: Accounts, node_ids: Collection[str], *, now: float) -> 
     freed = tuple(slot for node_id in sorted(node_ids) for slot in accounts.slots.freed(node_id))
     bad = accounts.bad_prompts.without(node_ids)
     taken_back = accounts.evaluations.without(node_ids)
-    transaction = Transaction(
-        slots=(*freed, *taken_back.slots),
-        prompts=bad,
-        evaluations=taken_back.evaluations,
-    )
-    return Decision(Undone(len(freed), len(bad.bad) + len(bad.lifted)), transaction)
+    transaction = Transaction(slots=(*freed, *taken_back.slots), facts=(*bad, *taken_back.evaluations))
+    return Decision(Undone(len(freed), len(bad)), transaction)
 
 
 def pardon(accounts: Accounts, node_ids: Collection[str] | None) -> Decision[Undone]:
@@ -55,8 +52,8 @@ def pardon(accounts: Accounts, node_ids: Collection[str] | None) -> Decision[Und
     )
     # What was done before a pardon is not found out after it.
     owed = accounts.reward_checks.owed_slots(node_ids) - accounts.slots.open_slots.keys()
-    transaction = Transaction(prompts=bad, standings=standings, freed=tuple(sorted(owed)))
-    return Decision(Undone(0, len(bad.bad) + len(bad.lifted)), transaction)
+    transaction = Transaction(facts=(*bad, *standings), freed=tuple(sorted(owed)))
+    return Decision(Undone(0, len(bad)), transaction)
 
 
 def quarantine(accounts: Accounts, sampler_id: str, reason: str, *, now: float) -> Decision[None]:
@@ -64,7 +61,7 @@ def quarantine(accounts: Accounts, sampler_id: str, reason: str, *, now: float) 
     if bool(reason) is bool(standing.quarantine) or standing.is_proven_liar:
         return Decision(None)
     changed = standing.in_quarantine(reason, now=now) if reason else standing.released()
-    return Decision(None, Transaction(standings=(changed,)))
+    return Decision(None, Transaction(facts=(changed,)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +96,16 @@ def reward_checked(
     else:
         differs = finding.outcome is RewardCheck.DISAGREED
         after = before.after_check(differs=differs, noise_ratio=noise_ratio, what=finding.detail, now=now)
-    transaction = Transaction(standings=(after,), freed=freed)
+    transaction = Transaction(facts=(after,), freed=freed)
     if finding.outcome is RewardCheck.AGREED:
         return Decision(Checked(name), transaction)
     if after.is_proven_liar:
         suspect = [slot for slot in accounts.slots.untrained() if slot.winning_holder == name]
-        transaction = replace(
-            revocation(accounts, [name], now=now).transaction, standings=transaction.standings, freed=freed
-        )
+        undone = revocation(accounts, [name], now=now).transaction
+        transaction = replace(undone, facts=(*undone.facts, after), freed=freed)
     elif is_settled and kind_of(held.slot) is SlotKind.HELD_OUT:
         change = accounts.evaluations.without((), group_ids=[held.group_id])
-        retracted = replace(transaction, slots=change.slots, evaluations=change.evaluations)
+        retracted = replace(transaction, slots=change.slots, facts=(*transaction.facts, *change.evaluations))
         return Decision(Checked(name), retracted)
     else:
         slot = accounts.slots.undelivered(held.slot)
@@ -125,7 +121,7 @@ def reward_checked(
         replace(
             transaction,
             slots=(*transaction.slots, *(again for _, again in refused)),
-            verdicts=((name, Verdict.SUSPECT),) * len(refused),
+            facts=(*transaction.facts, *accounts.tallies.after([(name, Verdict.SUSPECT)] * len(refused))),
         ),
     )
 
@@ -138,7 +134,7 @@ def check_late(accounts: Accounts, held: Held, *, now: float) -> Decision[None]:
     before = accounts.standings.of(held.sampler_id)
     if before.is_proven_liar:
         return Decision(None)
-    return Decision(None, Transaction(standings=(before.after_refusal(now=now),)))
+    return Decision(None, Transaction(facts=(before.after_refusal(now=now),)))
 
 
 def task_is(accounts: Accounts, *, before: bytes) -> Decision[int]:
@@ -155,9 +151,11 @@ def task_is(accounts: Accounts, *, before: bytes) -> Decision[int]:
     holders = [slot.winning_holder for slot in untrained]
     transaction = Transaction(
         slots=tuple(slot for _, slot in reopened if slot is not None),
-        verdicts=tuple((holder, Verdict.FOREIGN) for holder in holders),
-        prompts=accounts.bad_prompts.without(None) if before else NO_PROMPTS,
-        task_digest=now_is,
+        facts=(
+            *accounts.tallies.after((holder, Verdict.FOREIGN) for holder in holders),
+            *(accounts.bad_prompts.without(None) if before else ()),
+            NotedOptions(now_is),
+        ),
         freed=tuple(sorted(accounts.reward_checks.owed_slots() - accounts.slots.open_slots.keys())),
     )
     return Decision(len(transaction.slots), transaction)

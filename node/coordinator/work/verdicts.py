@@ -8,13 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from node.coordinator.work.accounts import Accounts, Transaction
-from node.coordinator.work.bad_prompts import NO_PROMPTS, PromptChange
+from node.coordinator.work.accounts import Accounts
+from node.coordinator.work.balance import Transaction
 from node.coordinator.work.capacity import is_full
 from node.coordinator.work.decisions import Decision
 from node.coordinator.work.group_check import objection
 from node.coordinator.work.held_out_score import answer_of
 from node.coordinator.work.model_check import Learner
+from node.coordinator.work.sampler_bounds import must_wait_for_checks
 from node.coordinator.work.slot_table import Claim
 from node.coordinator.work.slots import (
     HeldOutAnswer,
@@ -27,6 +28,7 @@ from node.coordinator.work.slots import (
     version_and_place,
 )
 from node.errors import Reason, RefusedError
+from node.fact import Fact
 from node.rollout import EncodedGroup, GroupHeader, RolloutGroup, check_group, other_options
 from node.verdict import GroupVerdict, Verdict
 
@@ -110,8 +112,8 @@ def submission(
             and group_id(*parsed) in accounts.leased_before_change
             and refused.verdict is Verdict.FOREIGN
         )
-        spent = _spent(accounts, parsed, sampler_id, refused, now=now)
-        return Decision(refused, replace(spent, standings=()) if is_outdated else spent)
+        spent = _spent(accounts, parsed, sampler_id, refused, now=now, is_held_against=not is_outdated)
+        return Decision(refused, spent)
     return Decision(Submitted(Verdict.SPOOLED), _spooled(accounts, parsed, stored, now=now))
 
 
@@ -156,19 +158,25 @@ def _spooled(
     if waiting_bytes and waiting_bytes + stored.size_bytes > bounds.buffer_bytes:
         what = f"{waiting_bytes} bytes of answers to held-out prompts wait for a check"
         raise RefusedError(Reason.BUSY, what, fix="send it again later")
-    if accounts.must_wait_for_checks(stored.sampler_id, now=now):
+    if must_wait_for_checks(accounts, stored.sampler_id, now=now):
         waiting = accounts.reward_checks.held_by(stored.sampler_id)
         what = f"{waiting} groups of {stored.sampler_id} wait for a check of their rewards"
         raise RefusedError(Reason.BUSY, what, fix="send it again later")
     is_graded = not accounts.work.verifiers_grade
     slot = accounts.slots.submitted(*slot_and_attempt, is_graded=is_graded, answer=answer)
-    verdicts = ((stored.sampler_id, Verdict.SPOOLED),) if answer is None else ()
-    transaction = Transaction(slots=(slot,), stored=stored, verdicts=verdicts)
+    tallies = accounts.tallies.after([(stored.sampler_id, Verdict.SPOOLED)] if answer is None else [])
+    transaction = Transaction(slots=(slot,), stored=stored, facts=tallies)
     return _answered(accounts, transaction, slot.prompt_index, stored.sampler_id, now=now)
 
 
 def _spent(
-    accounts: Accounts, slot_and_attempt: tuple[int, int], sampler_id: str, refused: Submitted, *, now: float
+    accounts: Accounts,
+    slot_and_attempt: tuple[int, int],
+    sampler_id: str,
+    refused: Submitted,
+    *,
+    now: float,
+    is_held_against: bool = True,
 ) -> Transaction:
     """Return what a group that nobody can use makes of its slot and its sampler.
 
@@ -178,11 +186,9 @@ def _spent(
     slots = (accounts.slots.spent(*slot_and_attempt),)
     if kind_of(slot_and_attempt[0]) is SlotKind.HELD_OUT:
         return Transaction(slots=slots)
-    return Transaction(
-        slots=slots,
-        verdicts=((sampler_id, refused.verdict),),
-        standings=(accounts.standings.of(sampler_id).after_refusal(now=now),),
-    )
+    standing = accounts.standings.of(sampler_id).after_refusal(now=now)
+    tallies = accounts.tallies.after([(sampler_id, refused.verdict)])
+    return Transaction(slots=slots, facts=(*tallies, standing) if is_held_against else tallies)
 
 
 def _answer(verdict: Verdict, detail: str) -> Decision[Submitted]:
@@ -207,11 +213,9 @@ def _answered(
         return transaction
     wrong = bad_prompts.contradicted(prompt_index, sampler_id, now=now)
     contradicted = (standings.of(name).after_contradiction(now=now) for name in wrong)
-    return replace(
-        transaction,
-        standings=(*(() if after == before else (after,)), *contradicted),
-        prompts=PromptChange(lifted=(prompt_index,)) if prompt_index in bad_prompts else NO_PROMPTS,
-    )
+    changed = () if after == before else (after,)
+    facts = (*transaction.facts, *changed, *contradicted, *bad_prompts.lifted(prompt_index))
+    return replace(transaction, facts=facts)
 
 
 def judgement(accounts: Accounts, judged: GroupVerdict, *, now: float) -> Decision[Judged | None]:
@@ -237,12 +241,10 @@ def judgement(accounts: Accounts, judged: GroupVerdict, *, now: float) -> Decisi
     if before is None or slot is None or attempt is None:
         return Decision(None)
     is_first = before.state is SlotState.SPOOLED
-    answer = Judged(attempt.holder, accounts.spooled_at_s.get(slot.number) if is_first else None)
+    answer = Judged(attempt.holder, accounts.spooled.at_s.get(slot.number) if is_first else None)
     standing = accounts.standings.of(attempt.holder)
     is_held_against_it = judged.verdict in _FAULTY and not standing.quarantine
-    transaction = Transaction(
-        slots=(slot,),
-        verdicts=((attempt.holder, judged.verdict),),
-        standings=(standing.after_refusal(now=now),) if is_held_against_it else (),
-    )
-    return Decision(answer, transaction)
+    facts: tuple[Fact, ...] = accounts.tallies.after([(attempt.holder, judged.verdict)])
+    if is_held_against_it:
+        facts = (*facts, standing.after_refusal(now=now))
+    return Decision(answer, Transaction(slots=(slot,), facts=facts))

@@ -2,10 +2,11 @@
 
 import pytest
 
-from node.coordinator.work.accounts import Balance, Transaction
+from node.coordinator.work.balance import Balance, Transaction
 from node.coordinator.work.slot_generations import Generation
 from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import SlotState
+from node.coordinator.work.tallies import Tally
 from node.rollout import EncodedGroup
 from node.run import StepRecord
 from node.verdict import Verdict
@@ -40,15 +41,17 @@ def test_only_the_ledger_of_a_new_run_needs_no_word_of_the_learner(
 def test_counts_go_on_from_what_the_ledger_holds() -> None:
     accounts = make_accounts(
         Balance(
-            verdicts=(("s1", Verdict.TRAINED, 4), ("s1", Verdict.ACCEPTED, 3), ("s2", Verdict.ACCEPTED, 1)),
-            staleness=(("s1", 6),),
+            facts=(
+                Tally("s1", {Verdict.TRAINED: 4, Verdict.ACCEPTED: 3}, staleness_versions=6),
+                Tally("s2", {Verdict.ACCEPTED: 1}),
+            ),
             last_step=StepRecord(9, (), ()),
         )
     )
-    accounts.apply(Transaction(verdicts=(("s2", Verdict.ACCEPTED),)), now=NOW_S)
-    assert accounts.verdicts_of("s1") == {Verdict.TRAINED: 4, Verdict.ACCEPTED: 3}
-    assert accounts.verdicts() == {Verdict.TRAINED: 4, Verdict.ACCEPTED: 5}
-    assert [accounts.staleness_mean(name) for name in ("s1", "s2", "s3")] == [1.5, 0.0, 0.0]
+    accounts.apply(Transaction(facts=accounts.tallies.after([("s2", Verdict.ACCEPTED)])), now=NOW_S)
+    assert accounts.tallies.of("s1").verdicts == {Verdict.TRAINED: 4, Verdict.ACCEPTED: 3}
+    assert accounts.tallies.total() == {Verdict.TRAINED: 4, Verdict.ACCEPTED: 5}
+    assert [accounts.tallies.staleness_mean(name) for name in ("s1", "s2", "s3")] == [1.5, 0.0, 0.0]
     assert accounts.last_step == 9
     assert accounts.load().version == 0
     assert make_accounts(Balance()).last_step == 0
@@ -64,28 +67,27 @@ def test_a_group_counts_while_it_waits_for_training_accepted_or_not() -> None:
     desk.accounts.apply(Transaction(slots=(slot,)), now=desk.now)
     load = desk.accounts.load()
     assert (load.running_groups, load.untrained_groups, load.trained_groups) == (1, 2, 0)
-    assert desk.accounts.spooled_at_s == {0: NOW_S, 1: NOW_S}
+    assert desk.accounts.spooled.at_s == {0: NOW_S, 1: NOW_S}
     desk.train(1, "0.1")
-    assert desk.accounts.spooled_at_s == {1: NOW_S}
+    assert desk.accounts.spooled.at_s == {1: NOW_S}
     assert desk.accounts.load().untrained_groups == 1
 
 
 def test_a_stored_group_is_in_the_spool_since_it_came() -> None:
     accounts = make_accounts()
     accounts.apply(Transaction(stored=EncodedGroup(b"g", b"roup", "3.1", "s1", spooled_at_s=5.0)), now=NOW_S)
-    assert accounts.spooled_at_s == {3: 5.0}
+    assert accounts.spooled.at_s == {3: 5.0}
 
 
 def test_the_newest_generation_is_the_one_whose_loss_may_be_open() -> None:
     known = Generation(1, 100, 7, NOW_S, lost_versions=range(6, 9))
     open_one = Generation(2, 200, 150, NOW_S)
-    slots = SlotBalance(generations=(known, open_one), next_slot=200)
-    balance = Balance(slots, learner=LEARNER, accepts_loss=True)
+    balance = Balance(SlotBalance(next_slot=200), facts=(LEARNER, known, open_one), accepts_loss=True)
     accounts = make_accounts(balance)
     assert accounts.open_loss == open_one
     assert (accounts.last_step, accounts.lost_steps) == (8, 3)
     closed = Generation(2, 200, 150, NOW_S, lost_versions=range(20, 25))
-    accounts.apply(Transaction(generation=closed), now=NOW_S)
+    accounts.apply(Transaction(facts=(closed,)), now=NOW_S)
     assert accounts.open_loss is None
     assert (accounts.last_step, accounts.lost_steps) == (24, 8)
     assert accounts.load().batchless_steps == 8

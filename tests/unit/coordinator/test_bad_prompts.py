@@ -10,9 +10,10 @@ from node.coordinator.work.bad_prompts import (
     LONGEST_RETRY_S,
     Aside,
     BadPrompts,
-    PromptChange,
+    PromptFacts,
     Report,
 )
+from node.fact import Gone
 from node.failure import BadPrompt, Failure
 
 MANY = 1 << 20
@@ -29,10 +30,26 @@ def fail(
     slot: int = 0,
 ) -> BadPrompt | None:
     """Report a prompt that samplers failed; return its entry."""
-    report = Report(prompt_index, tuple(by), Failure.PROMPT_FAILED, "x", slot)
-    change = bad_prompts.after([report], prompts=prompts, now=now)
-    bad_prompts.apply(change)
+    fail_unseen(bad_prompts, prompt_index, now=now, by=by, prompts=prompts, slot=slot)
     return next((entry for entry in bad_prompts.newest(MANY) if entry.prompt_index == prompt_index), None)
+
+
+def fail_unseen(
+    bad_prompts: BadPrompts,
+    prompt_index: int,
+    *,
+    now: float,
+    by: Sequence[str] = BOTH,
+    prompts: int = MANY,
+    slot: int = 0,
+) -> None:
+    report = Report(prompt_index, tuple(by), Failure.PROMPT_FAILED, "x", slot)
+    apply(bad_prompts, bad_prompts.after([report], prompts=prompts, now=now))
+
+
+def apply(bad_prompts: BadPrompts, facts: PromptFacts) -> None:
+    for fact in facts:
+        bad_prompts.apply(fact)
 
 
 def retry_at_s(entry: BadPrompt | None) -> float:
@@ -100,7 +117,7 @@ def test_a_prompt_of_a_task_with_one_is_never_aside() -> None:
 def test_a_success_makes_it_a_prompt_like_any_other() -> None:
     bad_prompts = BadPrompts(retry_s=600)
     fail(bad_prompts, now=0)
-    bad_prompts.apply(PromptChange(lifted=(7, 8)))
+    apply(bad_prompts, bad_prompts.lifted(7, 8))
     assert 7 not in bad_prompts
     assert retry_at_s(fail(bad_prompts, now=1000)) == 1600
 
@@ -120,11 +137,10 @@ def test_what_a_sampler_said_can_be_taken_back() -> None:
     fail(bad_prompts, 1, by=["a"], now=0)
     fail(bad_prompts, 2, now=0)
     fail(bad_prompts, 3, by=["b"], now=0)
-    change = bad_prompts.without({"a"})
-    bad_prompts.apply(change)
+    apply(bad_prompts, bad_prompts.without({"a"}))
     assert {bad.prompt_index: bad.said_by for bad in bad_prompts.newest(9)} == {2: ("b",), 3: ("b",)}
     assert bad_prompts.aside(2, "c", now=1) is Aside.NOT
-    assert set(bad_prompts.without(None).lifted) == {2, 3}
+    assert set(bad_prompts.without(None)) == {Gone("bad_prompt", "2"), Gone("bad_prompt", "3")}
 
 
 def test_a_restart_takes_pauses_from_the_configuration_of_now() -> None:
@@ -145,11 +161,11 @@ def test_a_clock_that_was_ahead_keeps_no_prompt_aside() -> None:
 def test_the_newest_are_shown_first_and_the_oldest_forgotten() -> None:
     bad_prompts = BadPrompts(retry_s=600)
     for number in range(BAD_PROMPTS + 2):
-        bad_prompts.apply(PromptChange((BadPrompt(number, Failure.PROMPT_FAILED, "x", 1, 0, number, BOTH),)))
-    fail(bad_prompts, 2, now=BAD_PROMPTS + 1000)
+        fail_unseen(bad_prompts, number, now=number)
+    fail_unseen(bad_prompts, 2, now=BAD_PROMPTS + 1000)
     assert len(bad_prompts) == BAD_PROMPTS
     assert [bad.prompt_index for bad in bad_prompts.newest(2)] == [2, BAD_PROMPTS + 1]
     assert 1 not in bad_prompts
-    fail(bad_prompts, BAD_PROMPTS + 2, now=BAD_PROMPTS + 1001)
+    fail_unseen(bad_prompts, BAD_PROMPTS + 2, now=BAD_PROMPTS + 1001)
     assert 2 in bad_prompts  # the oldest to be abandoned first, and the newest to be abandoned last
     assert 3 not in bad_prompts

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from node.coordinator.work import decisions, slot_table, trust, verdicts
-from node.coordinator.work.accounts import Accounts, Balance
+from node.coordinator.work.accounts import Accounts
+from node.coordinator.work.balance import Balance
 from node.coordinator.work.capacity import Capacity
 from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import Attempt, Slot, SlotState
@@ -55,7 +56,7 @@ def test_a_sampler_without_a_policy_gets_nothing(desk: Desk) -> None:
 
 @pytest.mark.parametrize(("held", "waits_for"), [(7, "policy version"), (8, ""), (11, "")])
 def test_a_sampler_older_than_the_staleness_bound_gets_nothing(held: int, waits_for: str) -> None:
-    desk = Desk(make_accounts(Balance(learner=replace(LEARNER, version=10))))
+    desk = Desk(make_accounts(Balance(facts=(replace(LEARNER, version=10),))))
     assert grant(desk, held=held).waits_for == waits_for
 
 
@@ -224,7 +225,7 @@ def test_a_group_of_a_version_that_was_never_published_is_foreign(desk: Desk, pu
 
 
 def test_a_group_of_a_version_that_a_new_leader_was_not_handed_yet_is_to_come_again() -> None:
-    desk = Desk(make_accounts(Balance(learner=replace(LEARNER, version=9))))
+    desk = Desk(make_accounts(Balance(facts=(replace(LEARNER, version=9),))))
     desk.lease("s1", held=9)
     group = make_answer(desk.accounts, "0.1", completions=(make_completion(version=9),) * 2)
     with refused(Reason.BUSY, "version 9"):
@@ -282,7 +283,7 @@ def test_a_group_that_teaches_nothing_is_consumed_and_makes_nobody_staler(desk: 
         assert judge(desk, name, Verdict.UNINFORMATIVE) == verdicts.Judged("s1", None)
     assert desk.accounts.slots.untrained() == []
     assert desk.accounts.slots.counts()[SlotState.UNINFORMATIVE] == 2
-    assert desk.accounts.verdicts()[Verdict.UNINFORMATIVE] == 2
+    assert desk.accounts.tallies.total()[Verdict.UNINFORMATIVE] == 2
     assert (desk.accounts.last_step, desk.accounts.load().version) == (0, 0)
     assert desk.submit(names[0]).verdict is Verdict.DUPLICATE
     assert desk.lease("s2", wanted=8) == ["6.1", "7.1"]
@@ -318,7 +319,7 @@ def test_a_step_settles_its_groups_and_moves_the_learners_version(desk: Desk) ->
     assert [(t.group_id, t.staleness_versions) for t in outcome.trained] == [("0.1", 2), ("1.1", 2)]
     assert desk.accounts.load().trained_groups == 2
     assert desk.accounts.load().version == 3
-    assert desk.accounts.staleness_mean("s1") == 2
+    assert desk.accounts.tallies.staleness_mean("s1") == 2
 
 
 @pytest.mark.parametrize("groups", [("0.1",), ("1.1", "0.1"), ("1.1", "1.1")])

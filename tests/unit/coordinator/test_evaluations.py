@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.coordinator.work import decisions, evaluations, sampler_standing, trust
-from node.coordinator.work.accounts import Balance
+from node.coordinator.work.balance import Balance
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.decisions import Released, release
 from node.coordinator.work.evaluation_settings import NO_EVALUATION, EvaluationSettings
-from node.coordinator.work.evaluations import EvaluationBalance
 from node.coordinator.work.sampler_standing import Standing
 from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import (
@@ -275,7 +274,7 @@ def test_a_prompts_completions_are_one_sample() -> None:
 
 @pytest.mark.parametrize("held", [10, 12])
 def test_a_sampler_that_holds_another_version_trains_meanwhile(held: int) -> None:
-    desk = make_desk(balance=Balance(learner=replace(LEARNER, version=11)))
+    desk = make_desk(balance=Balance(facts=(replace(LEARNER, version=11),)))
     begin(desk, 11)
     assert desk.lease("s1", held=held) == ["0.1"]
     assert lease(desk, "s1", held=11) == "e11-0.1"
@@ -284,7 +283,7 @@ def test_a_sampler_that_holds_another_version_trains_meanwhile(held: int) -> Non
 
 
 def test_a_sampler_that_stays_at_a_version_gets_held_out_prompts_when_it_is_too_old_for_training() -> None:
-    desk = make_desk(balance=Balance(learner=replace(LEARNER, version=40)))
+    desk = make_desk(balance=Balance(facts=(replace(LEARNER, version=40),)))
     begin(desk, 11)
     assert desk.lease("s1", 3, held=11) == ["e11-0.1"]
 
@@ -330,7 +329,7 @@ def test_held_out_prompts_go_only_to_samplers_that_stay_and_others_are_told_to()
 
 def test_a_sampler_that_was_restarted_may_be_asked_again_what_its_last_process_took(desk: Desk) -> None:
     taken = desk.granted[lease(desk, "s1")].prompt_index
-    desk.accounts.cut_leases_short("s1", now=desk.now)
+    desk.accounts.slots.cut_short("s1", now=desk.now)
     desk.expire(FIRST_RETRY_S)
     desk.now += FIRST_RETRY_S
     assert taken in {one.prompt_index for one in desk.ask("s1", 8).leases}
@@ -357,7 +356,7 @@ def test_a_sampler_whose_allowance_has_shrunk_below_what_it_holds_is_asked_a_pro
     desk.trust("s1")
     for lease_id in desk.lease("s1", 6)[:3]:
         assert desk.submit(lease_id, "s1", group=desk.answer(lease_id)).verdict is Verdict.SPOOLED
-    desk.accounts.standings.apply([replace(desk.accounts.standings.of("s1"), allowance=1)])
+    desk.accounts.standings.apply(replace(desk.accounts.standings.of("s1"), allowance=1))
     assert desk.accounts.held("s1") == 3
     assert desk.lease("s1") == ["e0-3.1"]
     assert desk.lease("s1") == []
@@ -370,7 +369,7 @@ def test_a_group_of_another_run_or_prompt_does_not_count(desk: Desk, changes: di
     assert desk.submit(lease_id, group=group).verdict is Verdict.FOREIGN
     desk.evaluate(0)
     assert status(desk).under_way == BEGUN
-    assert desk.accounts.verdicts_of("s1") == {}
+    assert desk.accounts.tallies.of("s1").verdicts == {}
 
 
 def test_a_sampler_has_no_more_leases_than_any_peer_may(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,7 +474,7 @@ def test_the_task_and_its_options_are_part_of_the_terms(named: dict[str, str]) -
 
 
 def test_nothing_begins_before_the_learner_has_confirmed_the_ledger() -> None:
-    desk = Desk(make_accounts(Balance(SlotBalance(next_slot=3), learner=LEARNER), evaluation=SETTINGS))
+    desk = Desk(make_accounts(Balance(SlotBalance(next_slot=3), facts=(LEARNER,)), evaluation=SETTINGS))
     desk.evaluate(10)
     assert status(desk).under_way is None
 
@@ -492,7 +491,7 @@ def test_a_sampler_that_asks_for_many_gets_each_prompt_once(desk: Desk) -> None:
 )
 def test_a_sampler_that_is_not_believed_holds_up_no_evaluation(desk: Desk, standing: Standing) -> None:
     lease_id = lease(desk, "s2")
-    desk.accounts.standings.apply([standing])
+    desk.accounts.standings.apply(standing)
     desk.now += TTL_S / 2
     assert desk.accounts.renew("s2", [lease_id], now=desk.now) == ()
     assert desk.expire(TTL_S / 2) == 1
@@ -652,7 +651,7 @@ def test_the_best_goes_by_the_metric_that_is_named_and_a_version_without_it_is_n
 
 def test_scores_of_other_terms_are_not_compared_and_the_best_stays_until_one_is_told() -> None:
     before = evaluate(make_desk(), 0, {"s1": [1, 1, 1, 1]})
-    balance = Balance(learner=LEARNER, evaluations=EvaluationBalance((before,)))
+    balance = Balance(facts=(LEARNER, before))
     again = make_desk(replace(SETTINGS, prompts=2), balance)
     again.evaluate(9)
     again.lease("s1", held=9)
@@ -679,7 +678,7 @@ def test_what_a_revoked_sampler_said_goes_from_every_score_and_the_best_follows(
     assert (best.version, best.reward_mean, best.answers, best.samplers) == (0, 0.5, 4, 1)
     assert (newest.version, newest.counted_prompts, newest.has_score) == (10, 0, False)
     revoke(desk, "liar")
-    assert not desk.transactions[-1].evaluations
+    assert not desk.transactions[-1].of(Evaluation)
 
 
 def test_what_a_revoked_sampler_said_goes_from_the_evaluation_under_way_and_is_asked_again(
@@ -824,8 +823,8 @@ def restarted(desk: Desk, settings: EvaluationSettings = SETTINGS) -> Desk:
             tuple(desk.accounts.slots.open_slots.values()),
             next_held_out=held_out_number(known.under_way.version + 1, 0),
         ),
-        learner=LEARNER,
-        evaluations=EvaluationBalance((known.under_way,), slots),
+        facts=(LEARNER, known.under_way),
+        held_out=slots,
     )
     again = make_desk(settings, balance)
     again.granted = desk.granted

@@ -8,7 +8,7 @@ from node.coordinator.fleet.survey import SHOWN_SAMPLERS
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import HeartbeatReport, Peers
-from node.coordinator.work.accounts import Balance
+from node.coordinator.work.balance import Balance
 from node.identity.peer import Peer
 from node.peer_figures import MachineFigures, SamplerFigures
 from node.policy import PolicyVersion
@@ -39,7 +39,7 @@ class Run:
         self.registry = CollectorRegistry()
         self.metrics = CoordinatorMetrics(self.registry)
         self.peers = Peers(
-            make_accounts(Balance(learner=LEARNER)),
+            make_accounts(Balance(facts=(LEARNER,))),
             silent_after_s=SILENT_AFTER_S,
             heartbeat_interval_s=2.0,
             head=lambda: PolicyVersion(3),

@@ -9,7 +9,7 @@ import pytest
 
 from node.coordinator.ledger.ledger_rows import LedgerEngine
 from node.coordinator.work import grading, trust
-from node.coordinator.work.accounts import Balance
+from node.coordinator.work.balance import Balance
 from node.coordinator.work.check_queue import Held
 from node.coordinator.work.reward_checks import HELD_S, MOST_TRIES, PUT_OFF_S, RewardChecks
 from node.coordinator.work.slot_table import SlotBalance
@@ -144,7 +144,7 @@ def test_a_group_that_is_not_what_its_header_says_is_held_against_its_sampler(de
 def test_groups_that_wait_for_grades_are_asked_for_again_after_a_restart(desk: Desk) -> None:
     name = ungraded(desk)
     slots = SlotBalance(tuple(desk.accounts.slots.open_slots.values()), next_slot=1)
-    balance = Balance(slots=slots, learner=LEARNER, spooled_at_s=desk.accounts.spooled_at_s)
+    balance = Balance(slots=slots, facts=(LEARNER,), spooled_at_s=desk.accounts.spooled.at_s)
     again = make_accounts(balance, verifiers_grade=True)
     again.reward_checks.open()
     assert again.next_undelivered() is None
@@ -198,7 +198,7 @@ def test_a_group_with_its_grades_takes_its_own_place_in_the_ledger(
     """In either engine, with one commit; a restart finds it graded."""
     with open_ledger() as opened:
         ledger: LedgerEngine = opened
-        desk = Desk(make_accounts(replace(ledger.balance(), learner=LEARNER), verifiers_grade=True))
+        desk = Desk(make_accounts(replace(ledger.balance(), facts=(LEARNER,)), verifiers_grade=True))
 
         def settle(decision: Any) -> Any:
             ledger.record(decision.transaction)
@@ -216,7 +216,7 @@ def test_a_group_with_its_grades_takes_its_own_place_in_the_ledger(
     with open_ledger() as opened:
         again = make_accounts(opened.balance(), verifiers_grade=True)
         assert again.slots.open_slots[0].state is SlotState.SPOOLED
-        assert again.spooled_at_s == {0: NOW_S}
+        assert again.spooled.at_s == {0: NOW_S}
         assert again.load() == desk.accounts.load()
         assert again.reward_checks.next(VerifierPlaces(1), NOW_S) is None
         assert name == "0.1"

@@ -11,10 +11,11 @@ import pytest
 
 from node.coordinator.ledger import leadership
 from node.coordinator.ledger.leadership import Leadership
+from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.ledger.ledger_postgresql import PostgresqlLedger
 from node.coordinator.ledger.shared_records import SharedRecords
-from node.coordinator.work.accounts import Transaction
-from node.coordinator.work.slots import Slot, SlotKind, SlotState
+from node.coordinator.work.balance import Transaction
+from node.coordinator.work.tallies import Tally
 from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.enrolment.tokens import Token
 from node.errors import DeposedError, Reason, RefusedError
@@ -23,11 +24,12 @@ from node.rollout import EncodedGroup
 from node.run import Role
 from node.verdict import Verdict
 from support.coordinator import LEARNER
+from support.ledgers import make_older, make_older_database
 from support.refusals import cannot_start, refused
 
 pytestmark = pytest.mark.needs("postgresql")
 
-WRITES = Transaction(verdicts=(("s1", Verdict.SPOOLED),))
+WRITES = Transaction(facts=(Tally("s1", {Verdict.SPOOLED: 1}),))
 
 END_WRITERS = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
@@ -96,7 +98,7 @@ def test_who_leads_next_finds_all_that_was_written_under_a_higher_epoch(
 ) -> None:
     assert one.try_to_lead()
     with closing(opened(one)[0]) as ledger:
-        ledger.record(Transaction(learner=LEARNER), WRITES)
+        ledger.record(Transaction(facts=(LEARNER,)), WRITES)
         before = ledger.balance()
     one.close()
     soon(other.try_to_lead)
@@ -118,7 +120,7 @@ def test_the_writer_of_an_older_epoch_is_refused_for_ever_and_leaves_nothing(
         with refused(Reason.STANDBY):
             ledger.balance()
         assert "another coordinator leads, with epoch 2; ours was 1" in str(lost[0])
-    assert execute(database, "SELECT * FROM verdicts").fetchall() == []
+    assert execute(database, "SELECT * FROM facts WHERE kind != 'run'").fetchall() == []
 
 
 def test_a_takeover_waits_for_no_transaction_of_the_leader_before_it(
@@ -156,7 +158,7 @@ def test_what_the_database_refuses_is_a_refusal_that_changes_nothing(one: Leader
         big = EncodedGroup(b"", bytes(1 << 20), "0.1", "s1")
         with refused(Reason.DISK):
             ledger.record(WRITES, Transaction(stored=big))
-        assert ledger.balance().verdicts == ()
+        assert ledger.balance().facts == ()
         execute(database, "DROP TRIGGER quota ON groups")
         ledger.record(WRITES, Transaction(stored=big))
         assert ledger.group(0) == big
@@ -227,43 +229,30 @@ def test_a_database_of_another_run_and_one_that_is_not_there_are_startup_errors(
         soon(again.try_to_lead)
 
 
-OF_0_3 = """
-ALTER TABLE slots DROP COLUMN kind, DROP COLUMN answer;
-DROP TABLE evaluations;
-CREATE TABLE evaluations (
-    version BIGINT PRIMARY KEY, first_prompt BIGINT NOT NULL, prompts BIGINT NOT NULL,
-    completions BIGINT NOT NULL, temperature DOUBLE PRECISION NOT NULL, max_new_tokens BIGINT NOT NULL,
-    started_at_s DOUBLE PRECISION NOT NULL, finished_at_s DOUBLE PRECISION NOT NULL,
-    counted_prompts BIGINT NOT NULL, dropped_prompts BIGINT NOT NULL,
-    reward_mean DOUBLE PRECISION NOT NULL, reward_standard_error DOUBLE PRECISION NOT NULL,
-    cut_ratio DOUBLE PRECISION NOT NULL, tokens_mean DOUBLE PRECISION NOT NULL, sampling TEXT NOT NULL,
-    metrics TEXT NOT NULL, answers BIGINT NOT NULL, samplers BIGINT NOT NULL, left_out TEXT NOT NULL,
-    disputed_by TEXT NOT NULL
-);
-CREATE TABLE evaluation_slots (number BIGINT PRIMARY KEY);
-CREATE TABLE evaluation_scores (version BIGINT PRIMARY KEY);
-INSERT INTO evaluations VALUES
-    (0, 48, 10, 1, 0.0, 8, 1.0, 2.0, 9, 1, 0.5, 0.1, 0.25, 4.0, '', '{"words": 2.5}', 18, 2, '', ''),
-    (10, 48, 10, 1, 0.0, 8, 3.0, 4.0, 8, 2, 0.9, 0.1, 0.25, 4.0, '', '', 8, 1, '', ''),
-    (20, 48, 10, 1, 0.0, 8, 7.0, 0.0, 1, 0, 0.0, 0.0, 0.0, 0.0, '', '', 1, 1, '', '');
-UPDATE ledger_schema SET version = 2
-"""
-
-
-def test_a_ledger_of_0_3_in_the_database_is_upgraded_by_who_leads(one: Leadership, database: str) -> None:
+def test_an_older_database_is_upgraded_with_all_that_it_holds(
+    one: Leadership, database: str, tmp_path: Path
+) -> None:
+    make_older_database(database)
+    make_older(tmp_path / "ledger.sqlite")
     assert one.try_to_lead()
-    with closing(one.open_ledger(on_lost=lambda _: None)) as ledger:
-        ledger.record(Transaction(slots=(Slot(0, 7, SlotState.AVAILABLE, attempts=(), granted=0),)))
-    one.close()
-    execute(database, OF_0_3)
-    with closing(Leadership(database, run_id="run", address="")) as again:
-        soon(again.try_to_lead)
-        with closing(again.open_ledger(on_lost=lambda _: None)) as ledger:
-            balance = ledger.balance()
-    known = balance.evaluations.evaluations
-    assert [(one.version, one.reward_mean) for one in known] == [(0, 0.5), (10, None)]
-    assert known[0].metric_means == {"words": 2.5}
-    assert [(slot.number, slot.kind) for slot in balance.slots.open_ones] == [(0, SlotKind.TRAIN)]
+    with (
+        closing(opened(one)[0]) as ledger,
+        closing(Ledger.open(tmp_path / "ledger.sqlite", run_id="run")) as file,
+    ):
+        assert ledger.balance() == file.balance()
+        assert ledger.group(5) == file.group(5)
+        ledger.record(WRITES)
+
+
+def test_a_fact_in_the_database_that_cannot_be_read_is_named(one: Leadership, database: str) -> None:
+    assert one.try_to_lead()
+    with closing(opened(one)[0]) as ledger:
+        ledger.record(WRITES)
+        execute(database, "UPDATE facts SET value = '{}' WHERE kind = 'tally'")
+        with pytest.raises(RefusedError) as error:
+            ledger.balance()
+    assert error.value.reason is Reason.DAMAGED
+    assert "'tally' of 's1'" in error.value.what
 
 
 TOKEN = Token(

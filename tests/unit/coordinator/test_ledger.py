@@ -13,20 +13,23 @@ import pytest
 from node.coordinator.ledger.ledger_check import examine
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.ledger.ledger_rows import LedgerEngine
-from node.coordinator.ledger.ledger_schema import PAGE_BYTES
-from node.coordinator.work.accounts import Transaction
-from node.coordinator.work.bad_prompts import PromptChange
+from node.coordinator.ledger.ledger_schema import PAGE_BYTES, SCHEMA_VERSION
+from node.coordinator.work.balance import Transaction
+from node.coordinator.work.model_check import Learner
 from node.coordinator.work.run_data import NO_DATA, DataSeen
+from node.coordinator.work.sampler_standing import Standing
 from node.coordinator.work.slot_generations import Generation
 from node.coordinator.work.slots import FIRST_RETRY_S, Attempt, Slot, SlotState
+from node.coordinator.work.tallies import Tally
 from node.coordinator.work.version_log import Announced
 from node.errors import Reason, RefusedError, StartupError
+from node.fact import Gone
 from node.failure import BadPrompt, Failure
 from node.rollout import EncodedGroup
 from node.run import StepRecord
 from node.verdict import Verdict
-from support.coordinator import LEARNER, Desk, make_accounts
-from support.ledgers import as_released
+from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
+from support.ledgers import make_older
 from support.refusals import refused
 
 OpenLedger = Callable[[], AbstractContextManager[LedgerEngine]]
@@ -81,23 +84,23 @@ def test_everything_is_there_after_the_ledger_is_opened_again(open_ledger: OpenL
     announced = (Announced(3, b"r" * 16, 5.0),)
     with open_ledger() as ledger:
         stored = spool_one(ledger)
-        ledger.record(Transaction(learner=LEARNER, announced=announced, staleness=(("s1", 2), ("s1", 3))))
+        ledger.record(Transaction(announced=announced, facts=(LEARNER, Tally("s2", staleness_versions=5))))
         before = ledger.balance()
     with open_ledger() as again:
         balance = again.balance()
         assert balance == before
         assert again.group(0) == stored
-    assert balance.learner == LEARNER
     assert balance.announced == announced
-    assert balance.staleness == (("s1", 5),)
-    assert balance.verdicts == (("s1", Verdict.SPOOLED, 1),)
+    assert balance.only(Learner) == LEARNER
+    tallies = Tally("s1", {Verdict.SPOOLED: 1}), Tally("s2", staleness_versions=5)
+    assert balance.of(Tally) == tallies
     assert balance.spooled_at_s == {0: stored.spooled_at_s}
 
 
 def test_a_transaction_that_fails_leaves_nothing_behind(ledger: LedgerEngine) -> None:
     stored = spool_one(ledger)
     before = ledger.balance()
-    again = Transaction(slots=before.slots.open_ones, verdicts=(("s1", Verdict.SPOOLED),), stored=stored)
+    again = Transaction(slots=before.slots.open_ones, facts=(LEARNER,), stored=stored)
     with pytest.raises((sqlite3.IntegrityError, psycopg.IntegrityError)):
         ledger.record(replace(again, announced=(Announced(1, b"", 0.0),)))
     assert ledger.balance() == before
@@ -110,7 +113,7 @@ def test_a_full_disk_is_a_refusal_that_changes_nothing(path: Path) -> None:
         before = ledger.balance()
         big = EncodedGroup(b"", bytes(1 << 20), "0.1", "s1")
         with refused(Reason.DISK):
-            ledger.record(Transaction(stored=big, verdicts=(("s1", Verdict.SPOOLED),)))
+            ledger.record(Transaction(stored=big, facts=(LEARNER,)))
         assert ledger.balance() == before
         ledger._connection.execute("PRAGMA max_page_count = 1000000")
         ledger.record(Transaction(stored=big))
@@ -192,31 +195,62 @@ def test_faults_and_bad_prompts_survive_a_restart(open_ledger: OpenLedger) -> No
     assert list(accounts.standings) == list(desk.accounts.standings)
 
 
-def test_what_is_replaced_lifted_or_said_again_is_read_back_as_it_is_now(open_ledger: OpenLedger) -> None:
+def test_what_is_replaced_ended_or_said_again_is_read_back_as_it_is_now(open_ledger: OpenLedger) -> None:
     open_one, closed = (Generation(1, 100, 7, 5.0, lost) for lost in (None, range(6, 9)))
     bad = (BadPrompt(3, Failure.EXPIRED, "", 1, 0, 5.0), BadPrompt(4, Failure.EXPIRED, "", 1, 1, 6.0))
-    verdicts = (("s1", Verdict.ACCEPTED), ("s1", Verdict.ACCEPTED), ("s2", Verdict.STALE))
+    tally, last = (Tally("s1", {Verdict.ACCEPTED: n}) for n in (2, 3))
+    gone = tuple(Gone(BadPrompt.kind, key) for key in ("3", "99"))
     with open_ledger() as ledger:
         for transaction in (
-            Transaction(generation=open_one, prompts=PromptChange(bad), verdicts=verdicts, learner=LEARNER),
+            Transaction(facts=(open_one, *bad, tally, LEARNER)),
             Transaction(announced=(Announced(1, b"a" * 16, 1.0), Announced(2, b"b" * 16, 2.0))),
-            Transaction(announced=(Announced(1, b"c" * 16, 3.0),), learner=replace(LEARNER, version=9)),
+            Transaction(announced=(Announced(1, b"c" * 16, 3.0),), facts=(replace(LEARNER, version=9),)),
             Transaction(steps=(StepRecord(1, ("0.1",), (4,)), StepRecord(2, (), ()))),
         ):
             ledger.record(transaction)
-        assert ledger.balance().slots.generations == (open_one,)
-        ledger.record(
-            Transaction(generation=closed, prompts=PromptChange(lifted=(3, 99)), verdicts=verdicts[:1])
-        )
-        ledger.record(Transaction(generation=Generation(2, 200, 150, 6.0)))
+        assert ledger.balance().of(Generation) == (open_one,)
+        ledger.record(Transaction(facts=(tally, *gone, closed, last)))
+        ledger.record(Transaction(facts=(bad[0], Generation(2, 200, 150, 6.0), gone[0])))
         balance = ledger.balance()
-    assert balance.slots.generations == (closed, Generation(2, 200, 150, 6.0))
-    assert [each.prompt_index for each in balance.bad_prompts] == [4]
-    assert set(balance.verdicts) == {("s1", Verdict.ACCEPTED, 3), ("s2", Verdict.STALE, 1)}
-    assert balance.learner == replace(LEARNER, version=9)
+    assert balance.of(Generation) == (closed, Generation(2, 200, 150, 6.0))
+    assert balance.of(BadPrompt) == (bad[1],)
+    assert balance.of(Tally) == (last,)
+    assert balance.only(Learner) == replace(LEARNER, version=9)
     assert balance.announced == (Announced(2, b"b" * 16, 2.0), Announced(1, b"a" * 16, 1.0))
     assert balance.last_step == StepRecord(2, (), ())
     assert (balance.slots.next_slot, balance.accepts_loss) == (200, False)
+
+
+def unknown_rows(path: Path) -> list[tuple[str, str, str]]:
+    with closing(sqlite3.connect(path)) as database:
+        return database.execute("SELECT kind, key, value FROM facts WHERE kind = 'weather'").fetchall()
+
+
+def test_a_newer_releases_facts_are_counted_and_stay_untouched(path: Path) -> None:
+    with closing(Ledger.open(path, run_id="run")) as ledger:
+        ledger.record(Transaction(facts=(LEARNER,)))
+    with closing(sqlite3.connect(path)) as database, database:
+        rows = [("weather", key, "not even JSON") for key in ("", "s1")]
+        database.executemany("INSERT INTO facts VALUES (?, ?, ?)", rows)
+    with closing(Ledger.open(path, run_id="run")) as ledger:
+        balance = ledger.balance()
+        assert (balance.facts, balance.unknown_facts) == ((LEARNER,), {"weather": 2})
+        ledger.record(Transaction(facts=(replace(LEARNER, version=9),)))
+    assert examine(path).problems == ()
+    assert unknown_rows(path) == rows
+
+
+def test_a_fact_that_cannot_be_read_is_damage_that_is_named(path: Path) -> None:
+    with closing(Ledger.open(path, run_id="run")) as ledger:
+        ledger.record(Transaction(facts=(Tally("s1"), Tally("s2"))))
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE facts SET value = '{\"sampler_id\": 7}' WHERE key = 's1'")
+    [problem] = examine(path).problems
+    with closing(Ledger.open(path, run_id="run")) as ledger, pytest.raises(RefusedError) as error:
+        ledger.balance()
+    assert error.value.reason is Reason.DAMAGED
+    assert all(named in error.value.what for named in (str(path), "'tally'", "'s1'", "sampler_id"))
+    assert all(named in problem for named in ("'tally'", "'s1'", "sampler_id"))
 
 
 def test_lost_and_found_slots_are_told_from_the_others(open_ledger: OpenLedger) -> None:
@@ -227,7 +261,7 @@ def test_lost_and_found_slots_are_told_from_the_others(open_ledger: OpenLedger) 
     with open_ledger() as ledger:
         ledger.record(Transaction(slots=tuple(slot(number, state) for number, state in states.items())))
         assert ledger.balance().slots.next_slot == 9
-        ledger.record(Transaction(generation=Generation(1, 100, 7, 5.0)))
+        ledger.record(Transaction(facts=(Generation(1, 100, 7, 5.0),)))
         balance = ledger.balance()
     assert (balance.slots.lost, balance.slots.found, balance.slots.next_slot) == ((5,), (8,), 100)
     assert [each.number for each in balance.slots.open_ones] == [6]
@@ -238,18 +272,54 @@ def test_the_data_of_a_run_survives_a_restart(open_ledger: OpenLedger) -> None:
     seen = DataSeen(b"d" * 16, 100, 10)
     learner = replace(LEARNER, chat_template_digest=b"c" * 16)
     with open_ledger() as ledger:
-        assert ledger.balance().slots.data == NO_DATA
-        ledger.record(Transaction(data=seen, learner=learner))
+        assert ledger.balance().data == NO_DATA
+        ledger.record(Transaction(facts=(seen, learner)))
     with open_ledger() as again:
-        assert (again.balance().slots.data, again.balance().learner) == (seen, learner)
+        assert (again.balance().data, again.balance().only(Learner)) == (seen, learner)
 
 
-def test_a_ledger_of_the_last_release_gets_what_it_lacks_and_keeps_the_rest(path: Path) -> None:
+@pytest.mark.parametrize("schema", [1, 2])
+def test_an_older_ledger_is_read_as_it_is_and_upgraded_with_all_it_holds(path: Path, schema: int) -> None:
+    make_older(path, schema=schema)
+    as_it_was = examine(path)
+    assert (as_it_was.schema, as_it_was.problems) == (schema, ())
     with closing(Ledger.open(path, run_id="run")) as ledger:
-        ledger.record(Transaction(learner=LEARNER))
-    as_released(path)
-    with closing(Ledger.open(path, run_id="run")) as ledger:
-        [standing] = ledger.balance().standings
-        assert ledger.balance().learner == LEARNER
-    assert (standing.sampler_id, standing.allowance, standing.checks, standing.stake) == ("s", 4, 0, 0.0)
-    assert examine(path).problems == ()
+        balance = ledger.balance()
+        assert ledger.group(5) is not None
+    assert examine(path) == replace(as_it_was, schema=SCHEMA_VERSION)
+    learner = balance.only(Learner)
+    assert learner is not None
+    text = (b"x" * 16, "rule\tvalue\nother\tthing") if schema == 2 else (b"", "")
+    assert (learner.version, learner.base_parts, learner.text_digest, learner.text_summary) == (
+        2,
+        b"p" * 16,
+        *text,
+    )
+    assert balance.data == DataSeen(b"d" * 16, 100, 10, held_out_at=90)
+    assert balance.task_digest == b"t" * 16
+    assert balance.of(Generation) == (Generation(1, 0, 0, 5.0, range(0)),)
+    assert balance.of(Tally) == (
+        Tally("s1", {Verdict.SPOOLED: 4, Verdict.TRAINED: 4}),
+        Tally("s2", {Verdict.SPOOLED: 1}),
+    )
+    assert balance.of(BadPrompt) == (
+        BadPrompt(14, Failure.PROMPT_TOO_LONG, "9000 tokens", 1, 4, NOW_S, ("s1",)),
+    )
+    assert [(one.sampler_id, one.allowance, one.quarantine) for one in balance.of(Standing)] == [
+        ("s1", 8, ""),
+        ("s2", 6, ""),
+        ("s3", 0, "its logprobs are off"),
+    ]
+    assert balance.last_step == StepRecord(2, ("2.1", "3.1"), (0, 0))
+    assert [one.number for one in balance.announced] == [2, 1]
+
+
+def test_an_older_ledger_with_a_row_of_no_release_is_named_and_stays_as_it_is(path: Path) -> None:
+    make_older(path)
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE bad_prompts SET reason = 'rain'")
+    assert "'bad_prompts'" in startup_error(path)
+    assert "'bad_prompts'" in examine(path).problems[0]
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE bad_prompts SET reason = 'expired'")
+    Ledger.open(path, run_id="run").close()

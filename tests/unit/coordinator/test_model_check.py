@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from node.coordinator.work import decisions, step_history
-from node.coordinator.work.accounts import Balance
+from node.coordinator.work.balance import Balance
 from node.coordinator.work.model_check import (
     StatedText,
     VerifierModel,
@@ -67,7 +67,7 @@ def test_a_base_of_other_words_is_refused_and_told_in_what_it_differs() -> None:
 
 
 def test_nothing_is_leased_for_another_version_0_however_early_its_sampler_joined() -> None:
-    desk = Desk(make_accounts(Balance(learner=KNOWN)))
+    desk = Desk(make_accounts(Balance(facts=(KNOWN,))))
     desk.accounts.confirm()
 
     def lease(held: PolicyVersion) -> int:
@@ -81,7 +81,7 @@ def test_nothing_is_leased_for_another_version_0_however_early_its_sampler_joine
 
 
 def test_a_learner_that_comes_back_with_another_base_is_refused_before_it_replaces_anyone() -> None:
-    accounts = make_accounts(Balance(learner=KNOWN))
+    accounts = make_accounts(Balance(facts=(KNOWN,)))
     with refused(Reason.BASE_MISMATCH, "the learner"):
         step_history.learner_joins(accounts, replace(KNOWN, epoch=2, base_root=b"r" * 16))
     step_history.learner_joins(accounts, replace(KNOWN, epoch=2))

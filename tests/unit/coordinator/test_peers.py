@@ -12,7 +12,7 @@ from node.coordinator.fleet.heartbeat_pause import JITTER
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import HeartbeatReport, Peers
-from node.coordinator.work.accounts import Balance
+from node.coordinator.work.balance import Balance
 from node.coordinator.work.version_log import Announced
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
@@ -34,7 +34,7 @@ def registry() -> CollectorRegistry:
 @pytest.fixture
 def peers(registry: CollectorRegistry) -> Peers:
     log = (Announced(1, b"q" * 16, NOW_S - 50), Announced(3, HEAD.root, NOW_S - 20))
-    accounts = make_accounts(Balance(learner=LEARNER, announced=log))
+    accounts = make_accounts(Balance(facts=(LEARNER,), announced=log))
     metrics = CoordinatorMetrics(registry)
     peers = Peers(
         accounts,

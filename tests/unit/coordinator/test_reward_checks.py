@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from node.coordinator.work import trust
-from node.coordinator.work.accounts import Balance
+from node.coordinator.work.balance import Balance
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.check_bets import (
     FALSE_ALARM,
@@ -92,7 +92,7 @@ def desk() -> Desk:
     """Return a coordinator with a verifier, where every group is drawn and both samplers have leases."""
     desk = Desk(make_accounts(prompts=1000, bounds=WIDE))
     desk.accounts.reward_checks.open()
-    desk.accounts.standings.apply(Standing(name, allowance=100) for name in ("liar", "honest"))
+    desk.trust("liar", "honest")
     return desk
 
 
@@ -422,7 +422,7 @@ def test_newcomers_fill_their_part_of_a_batch_while_a_proven_sampler_is_at_work(
     accounts = desk.accounts
     accounts.reward_checks.close()
     accounts.terms = replace(accounts.terms, newcomers_part=0.5)  # one group of a batch of two
-    accounts.standings.apply([Standing("honest", allowance=100, checks=PROVEN_CHECKS)])
+    accounts.standings.apply(Standing("honest", allowance=100, checks=PROVEN_CHECKS))
     (leased,) = desk.lease("honest", 1)
     spool(desk, "liar", 3, monkeypatch)
     assert sent(desk) == ["liar"]
@@ -437,7 +437,7 @@ def test_newcomers_fill_their_part_of_a_batch_while_a_proven_sampler_is_at_work(
 def test_a_newcomers_groups_go_once_it_has_its_checks(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     accounts = desk.accounts
     accounts.terms = replace(accounts.terms, newcomers_part=0.5)
-    accounts.standings.apply([Standing("other", allowance=100, checks=PROVEN_CHECKS)])
+    accounts.standings.apply(Standing("other", allowance=100, checks=PROVEN_CHECKS))
     desk.lease("other", 1)
     spool(desk, "honest", PROVEN_CHECKS + 2, monkeypatch)
     assert sent(desk) == []
@@ -521,7 +521,7 @@ def test_a_proven_liar_loses_its_leases_and_untrained_groups_and_nobody_else_any
     assert "in 1 of 1 checks: completion 0 claims 1" in checked.proof
     assert {state_of(desk, name) for name in (*lies, *leased)} == {SlotState.AVAILABLE}
     assert {state_of(desk, name) for name in true} == {SlotState.SPOOLED}
-    assert desk.accounts.verdicts_of("liar")[Verdict.SUSPECT] == 3
+    assert desk.accounts.tallies.of("liar").verdicts[Verdict.SUSPECT] == 3
     assert not any(desk.accounts.reward_checks.is_held(slot_and_attempt(name)[0]) for name in lies)
     refused = desk.ask("liar", 4)
     assert (refused.leases, refused.waits_for) == ((), "quarantine")
@@ -661,7 +661,7 @@ def test_going_back_to_the_ledger_lets_every_group_go(desk: Desk, monkeypatch: p
     (name,) = spool(desk, "honest", 1, monkeypatch)
     checks = desk.accounts.reward_checks
     assert checks.is_held(slot_and_attempt(name)[0])
-    desk.accounts.go_back(Balance(learner=LEARNER), now=desk.now)
+    desk.accounts.go_back(Balance(facts=(LEARNER,)), now=desk.now)
     assert len(checks) == 0
     assert checks.is_open
 

@@ -128,11 +128,11 @@ def test_an_honest_sampler_that_is_slower_than_the_fleet_gets_more_time_at_each_
         standings.note_delivery("fast", 10.0)
     ages = []
     for strikes in range(4):
-        standings.apply([Standing("slow", strikes=strikes)])
+        standings.apply(Standing("slow", strikes=strikes))
         ages.append(standings.max_age_s("slow", at_least_s=1, at_most_s=3600))
     assert ages == [pytest.approx(40 * 2**n, rel=0.1) for n in range(4)]
     standings.note_delivery("slow", 100.0)
-    standings.apply([Standing("slow")])
+    standings.apply(Standing("slow"))
     assert standings.max_age_s("slow", at_least_s=1, at_most_s=3600) == 400
     assert standings.max_age_s("fast", at_least_s=1, at_most_s=3600) < 50
 

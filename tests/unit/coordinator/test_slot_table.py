@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from node.coordinator.work import slot_table
-from node.coordinator.work.accounts import Transaction
 from node.coordinator.work.bad_prompts import Aside
+from node.coordinator.work.balance import Transaction
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.decisions import Released, release
 from node.coordinator.work.slot_table import Claim

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from node.coordinator.work import decisions, step_history, verdicts
-from node.coordinator.work.accounts import Balance
+from node.coordinator.work.balance import Balance
 from node.coordinator.work.capacity import capacities
 from node.coordinator.work.slot_generations import Generation
 from node.coordinator.work.slot_table import SlotBalance
@@ -234,7 +234,7 @@ def test_a_ledger_read_back_leases_nothing_before_the_learner_finds_nothing_miss
     record = StepRecord(1, ("0.1",), (0,))
     balance = Balance(
         SlotBalance(settled={SlotState.TRAINED: 1}, next_slot=1),
-        learner=replace(LEARNER, version=1),
+        facts=(replace(LEARNER, version=1),),
         last_step=record,
     )
     desk = Desk(make_accounts(balance))
@@ -266,11 +266,9 @@ def restored() -> Desk:
         settled={SlotState.TRAINED: 5, SlotState.LOST: len(lost)},
         lost=tuple(slot.number for slot in lost),
         next_slot=FIRST_SLOT,
-        generations=(Generation(1, FIRST_SLOT, 7, NOW_S),),
     )
-    balance = Balance(
-        slots, learner=replace(LEARNER, version=5), last_step=StepRecord(5, ("4.1",), (0,)), accepts_loss=True
-    )
+    facts = (Generation(1, FIRST_SLOT, 7, NOW_S), replace(LEARNER, version=5))
+    balance = Balance(slots, facts=facts, last_step=StepRecord(5, ("4.1",), (0,)), accepts_loss=True)
     return Desk(make_accounts(balance))
 
 
@@ -308,8 +306,7 @@ def test_a_rollback_is_recorded_with_its_version_and_makes_no_room_for_staler_gr
 
 
 def test_a_loss_that_nobody_accepted_is_not_open() -> None:
-    slots = SlotBalance(next_slot=10, generations=(Generation(1, 10, 0, NOW_S),))
-    balance = Balance(slots, learner=LEARNER)
+    balance = Balance(SlotBalance(next_slot=10), facts=(LEARNER, Generation(1, 10, 0, NOW_S)))
     desk = Desk(make_accounts(balance))
     assert desk.accounts.open_loss is None
     assert refusal_of(opened(desk, version=7))[0] is Reason.LEDGER_BEHIND
@@ -348,8 +345,8 @@ def test_a_learner_that_knows_no_more_than_the_restored_ledger_has_lost_nothing(
 
 
 def test_a_learner_may_be_the_first_of_a_ledger_from_before_it_came_where_the_loss_was_accepted() -> None:
-    slots = SlotBalance(next_slot=10, generations=(Generation(1, 10, 0, NOW_S),))
-    desk = Desk(make_accounts(Balance(slots, accepts_loss=True)))
+    balance = Balance(SlotBalance(next_slot=10), facts=(Generation(1, 10, 0, NOW_S),), accepts_loss=True)
+    desk = Desk(make_accounts(balance))
     join(desk, version=7)
     assert opened(desk, version=7).accepted_loss == range(1, 8)
 

@@ -11,13 +11,17 @@ from typing import Any
 import pytest
 
 from node.commands.cli import main
+from node.coordinator.ledger.fact_rows import row_of
 from node.coordinator.ledger.ledger_file import FILE_NAME, Ledger
+from node.coordinator.work.tallies import Tally
+from node.evaluation import Evaluation
 from node.exit_code import ExitCode
 from node.page.samples_file import FILE_NAME as SAMPLES
 from node.page.samples_file import CompletionSample, GroupSample, SamplesFile
 from node.process.last_start import note_settings
 from node.run import Role
 from node.step_log_parts import log_lines, part_of
+from node.verdict import Verdict
 
 
 def step(version: int, **changes: Any) -> dict[str, Any]:
@@ -61,12 +65,14 @@ def run_dir(tmp_path: Path) -> Path:
     note_settings(learner, role=Role.LEARNER, settings=settings)
     Ledger.open(coordinator / FILE_NAME, run_id="run-1").close()
     with sqlite3.connect(coordinator / FILE_NAME) as ledger:
-        ledger.execute("INSERT INTO verdicts VALUES ('sampler-a', 'trained', 4), ('sampler-a', 'stale', 3)")
+        for fact in (
+            Tally("sampler-a", {Verdict.TRAINED: 4, Verdict.STALE: 3}),
+            Evaluation(
+                2, 0, 8, 1, 0.0, 16, 0.0, 1.0, counted_prompts=8, reward_mean=0.75, reward_standard_error=0.1
+            ),
+        ):
+            ledger.execute("INSERT INTO facts VALUES (?, ?, ?)", row_of(fact))
         ledger.execute("INSERT INTO versions VALUES (3, x'00', ?)", [1e9 + 5.5])
-        ledger.execute(
-            "INSERT INTO evaluations VALUES "
-            "(2, 0, 8, 1, 0.0, 16, 0.0, 1.0, '', 'reward', 8, 8, 1, 0.75, 0.1, 0.0, 9.0, '')"
-        )
     ledger.close()
     answer = CompletionSample("<i>4</i>", 1.0, 0.5, 3, "end", 4, 4)
     group = GroupSample(5, 0.0, "5.1", "sampler-a", "addition", 7, "2 + 2 =", 5, 1, 1, (answer,))

@@ -19,7 +19,7 @@ from node.config.settings import NodeConfig, NodeSection, TelemetrySection
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.data.row_sources import open_rows
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.work.accounts import Transaction
+from node.coordinator.work.balance import Transaction
 from node.coordinator.work.slots import Slot, SlotState
 from node.enrolment.init_run import init_run
 from node.enrolment.tokens import issue_token
@@ -306,7 +306,7 @@ def test_other_rows_than_the_run_began_with_are_found(
     began = open_rows(data, scratch=tmp_path)
     with closing(Ledger.open(made.directory / "coordinator" / "ledger.sqlite", run_id="r")) as ledger:
         slot = Slot(0, 0, SlotState.AVAILABLE, attempts=(), granted=0)
-        ledger.record(Transaction(slots=(slot,), data=began.seen))
+        ledger.record(Transaction(slots=(slot,), facts=(began.seen,)))
         began.close()
         # As it would be found beside a coordinator that runs.
         config = NodeConfig(

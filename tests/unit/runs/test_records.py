@@ -6,8 +6,9 @@ import pytest
 from deploy.runs.records import Step, StepTail, Trained, read_ledger
 from learner.step_log import StepLine, StepLog, TrainedGroup
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.work.accounts import Transaction
+from node.coordinator.work.balance import Transaction
 from node.coordinator.work.slots import Attempt, Slot, SlotState
+from node.coordinator.work.tallies import Tally
 from node.run import StepRecord
 from node.verdict import Verdict
 from support.step_lines import make_step_line
@@ -69,7 +70,7 @@ def test_the_ledger_is_read_as_the_coordinator_left_it(tmp_path: Path) -> None:
                 Slot(0, 5, SlotState.TRAINED, (attempt,), granted=1, winner=1),
                 Slot(1, 6, SlotState.LEASED, (Attempt(1, "sampler-1"),), granted=1),
             ),
-            verdicts=(("sampler-1", Verdict.SPOOLED), ("sampler-1", Verdict.TRAINED)),
+            facts=(Tally("sampler-1", {Verdict.SPOOLED: 1, Verdict.TRAINED: 1}),),
             steps=(StepRecord(1, ("0.1",), (0,)),),
         )
     )
