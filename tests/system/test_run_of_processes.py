@@ -78,8 +78,8 @@ async def test_whatever_is_killed_versions_go_on_and_each_group_and_held_out_pro
         for name, moment in (
             (COORDINATOR, is_half_evaluated(directory, 0)),
             (LEARNER, has_stepped(directory, 3)),
-            (NEAR, is_half_evaluated(directory, EVERY_VERSIONS)),
             (LEARNER, has_stepped(directory, EVERY_VERSIONS + 2)),
+            (NEAR, is_half_evaluated(directory, EVERY_VERSIONS)),
             (COORDINATOR, is_half_evaluated(directory, 2 * EVERY_VERSIONS)),
         ):
             await until(moment)
