@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from learner.sizing.devices import DEVICES, Estimate
+from learner.sizing.devices import DEVICES, Interval
 from learner.sizing.layouts import Planned, plan_layouts
 from learner.sizing.model_shape import ModelShape, UnknownModelError
 from learner.sizing.rank_costs import Lag, lag, words_bytes
@@ -21,7 +21,7 @@ SHOWN: Final = 8
 EXAMPLE: Final = """\
   heterorl-node plan 8B --gpus 8 --memory 80 --link 100
   heterorl-node plan runs/own/model --gpus 4 --memory 4 --device core --json
-Arithmetic alone: no weights are read, nothing is started. Bounds are in brackets.
+Arithmetic alone: no weights are read, nothing is started. Interval are in brackets.
 """
 
 
@@ -83,7 +83,7 @@ def _show(shape: ModelShape, planned: Sequence[Planned], behind: Lag, arguments:
     out.print(rows)
     if not fitting:
         out.print(f"None fits {memory:g} GB. Take more ranks or memory, or a shorter --row.", style="bold")
-    megabytes = Estimate(*(size / 1e6 for size in behind.delta_bytes))
+    megabytes = Interval(*(size / 1e6 for size in behind.delta_bytes))
     out.print(
         f"a version: delta {_bounded(megabytes)} MB, keyframe {behind.keyframe_bytes / 1e6:.4g} MB\n"
         f"a sampler at {arguments.link:g} Mbit/s: a delta takes {_bounded(behind.delta_s)} s, a keyframe "
@@ -100,7 +100,7 @@ def _words(shape: ModelShape, ranks: int, one: Planned) -> str:
     return f"words of two versions, published and being made, take {size:.3g} GB of the host for each rank\n"
 
 
-def _bounded(one: Estimate) -> str:
+def _bounded(one: Interval) -> str:
     return f"{one.middle:.3g} ({one.low:.3g}-{one.high:.3g})"
 
 

@@ -86,7 +86,7 @@ class Reason(enum.StrEnum):
 
     @property
     def is_suspicious(self) -> bool:
-        """Whether an honest, current peer gives no cause for it; the alert ``Refusals`` counts these."""
+        """Whether an honest, current peer gives no cause for it; the alert Refusals counts these."""
         return self in _SUSPICIOUS
 
     @property

@@ -17,11 +17,11 @@ import torch
 
 from learner.config import LearnerConfig
 from learner.ranks.errors import MEMORY_FIX, OUT_OF_MEMORY, RankLostError, is_out_of_memory
+from learner.ranks.instruction_stream import InstructionStream
 from learner.ranks.launching import coding_threads, config_of, join_ranks, neighbours
-from learner.ranks.order_stream import OrderStream
 from learner.ranks.rank_group import RankGroup
 from learner.training.checkpoint import ShardCopy
-from learner.training.orders import Order, StepOrder
+from learner.training.instructions import Instruction, StepInputs
 from learner.training.tensor_files import save_tensors
 from learner.training.trainer import Trainer, load_models
 from node.errors import HeteroRLError
@@ -44,14 +44,14 @@ class Follower:
         policy, reference = load_models(config, device=device, ranks=group)
         self.trainer = Trainer(policy, config, reference)
         self._copy: ShardCopy | None = None
-        """The newest. An order to save names its copy, and may come before that is made."""
+        """The newest. An instruction to save names its copy, and may come before that is made."""
         self._copied = threading.Condition()
 
-    def obey(self, order: Order) -> None:
+    def obey(self, instruction: Instruction) -> None:
         """Do what the first rank does now."""
-        match order.name:
+        match instruction.name:
             case "step":
-                self.trainer.step(StepOrder.of(order, objective=self._config.objective))
+                self.trainer.step(StepInputs.of(instruction, objective=self._config.objective))
             case "check":
                 self.trainer.is_finite()
             case "copy":
@@ -60,20 +60,20 @@ class Follower:
                     self._copy = copy
                     self._copied.notify_all()
             case "restore":
-                self.trainer.restore(Path(order.values["path"]))
+                self.trainer.restore(Path(instruction.values["path"]))
             case "begin anew":
-                self.trainer.begin_anew(Path(order.values["path"]))
+                self.trainer.begin_anew(Path(instruction.values["path"]))
             case unknown:
-                raise ValueError(f"the first rank of another version of this program orders {unknown!r}")
+                raise ValueError(f"the first rank of another version of this program says {unknown!r}")
 
     def save(self) -> None:
         """Save shards of the newest copy, whenever the first rank does."""
-        while (order := self._group.saves.receive()).name == "save":
-            copy = self._wait_for_copy(order.values["copy"])
+        while (instruction := self._group.saves.receive()).name == "save":
+            copy = self._wait_for_copy(instruction.values["copy"])
             try:
                 save_tensors(
-                    Path(order.values["directory"]),
-                    copy.parts[order.values["part"]],
+                    Path(instruction.values["directory"]),
+                    copy.parts[instruction.values["part"]],
                     group=self._group.saves.exchanges,
                 )
             except (OSError, ValueError) as error:
@@ -151,14 +151,14 @@ def _leave_drain_to_the_first() -> None:
 def _follow() -> None:
     join_ranks()
     _leave_drain_to_the_first()
-    orders = OrderStream()
+    instructions = InstructionStream()
     neighbours()
-    config = config_of(orders.receive())
+    config = config_of(instructions.receive())
     device = rank_device(config.device)  # from here on the group's, too
     group = RankGroup(
         config.mesh,
         device_type=config.device.partition(":")[0],
-        orders=orders,
+        instructions=instructions,
         coding_threads=coding_threads(config),
         offloads=config.offload,
         limit_s=config.rank_timeout_s,
@@ -166,5 +166,5 @@ def _follow() -> None:
     follower = Follower(config, group, device=device)
     for work in (follower.trainer.policy.master_words.follow, follower.save):  # type: ignore[attr-defined]
         threading.Thread(target=_or_end, args=(work,), daemon=True).start()
-    while (order := orders.receive()).name != "end":
-        follower.obey(order)
+    while (instruction := instructions.receive()).name != "end":
+        follower.obey(instruction)

@@ -29,10 +29,10 @@ from torch._C._distributed_c10d import TCPStore
 from learner.config import LearnerConfig
 from learner.ranks.environment import LIMIT_S, STORE_PORT
 from learner.ranks.errors import MEMORY_FIX, OUT_OF_MEMORY, RankLostError
-from learner.ranks.order_stream import OrderStream
+from learner.ranks.instruction_stream import InstructionStream
 from learner.ranks.rank_group import RankGroup
 from learner.sizing.mesh_sizes import MeshSizes
-from learner.training.orders import Order
+from learner.training.instructions import Instruction
 from node.errors import StartupError
 from node.process.abandoned_threads import abandon
 from node.process.daemon import SIGNALS
@@ -43,7 +43,7 @@ ENDING_S: Final = 2.0
 """For a rank whose connections were closed to have ended."""
 
 END_LIMIT_S: Final = 10.0
-"""For ranks to take each of the orders to end, and then to end; after that they are killed."""
+"""For ranks to take each of the instructions to end, and then to end; after that they are killed."""
 
 
 def coding_threads(config: LearnerConfig) -> int:
@@ -203,14 +203,14 @@ class Fleet:
         """Wait for the other ranks, and tell them the configuration. Blocking, for as long as that takes."""
         config = self._config
         join_ranks(self._store, ranks=self._sizes.ranks, limit_s=config.rank_timeout_s)
-        self.orders = OrderStream(limit_s=config.rank_timeout_s)
+        self.instructions = InstructionStream(limit_s=config.rank_timeout_s)
         there = neighbours()
         self._watched = self.children or there
-        self.orders.send(Order("begin", {"config": _as_json(config)}))
+        self.instructions.send(Instruction("begin", {"config": _as_json(config)}))
         self.group = RankGroup(
             self._sizes,
             device_type=config.device.partition(":")[0],
-            orders=self.orders,
+            instructions=self.instructions,
             diagnose=self.diagnose,
             coding_threads=coding_threads(config),
             offloads=config.offload,
@@ -371,9 +371,9 @@ def _as_json(config: LearnerConfig) -> dict[str, object]:
     return values
 
 
-def config_of(order: Order) -> LearnerConfig:
+def config_of(instruction: Instruction) -> LearnerConfig:
     """Return the configuration that the first rank tells."""
-    return LearnerConfig.model_validate(order.values["config"])
+    return LearnerConfig.model_validate(instruction.values["config"])
 
 
 def _backends() -> str:

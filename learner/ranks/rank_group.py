@@ -23,14 +23,14 @@ from torch.distributed.tensor import DTensor
 from learner.ranks.dealt_words import DealtWords
 from learner.ranks.errors import RankLostError
 from learner.ranks.frame_work import FrameWork
-from learner.ranks.order_stream import OrderStream
+from learner.ranks.instruction_stream import InstructionStream
 from learner.ranks.pipeline import MICRO_BATCHES_A_STAGE, Pipeline, TiedEmbedding
+from learner.ranks.sharded_words import ShardedWords
 from learner.ranks.sharding import check_slices, layer_plan, shard_fully, shrink, slice_layers, sliced_tokens
-from learner.ranks.shared_words import SharedWords
 from learner.ranks.stages import check_stages, has_tied_head, keep_stage
 from learner.sizing.mesh_sizes import DIMENSIONS, MeshSizes
+from learner.training.instructions import Instruction
 from learner.training.micro_batches import even_micro_batches, micro_batches, share_out
-from learner.training.orders import Order
 from learner.training.scorer import Scorer
 from node.weights.format.layout import Layout
 
@@ -53,7 +53,7 @@ class RankGroup:
         sizes: MeshSizes,
         *,
         device_type: str,
-        orders: OrderStream | None = None,
+        instructions: InstructionStream | None = None,
         diagnose: Diagnose = lambda: "",
         coding_threads: int = 1,
         offloads: bool = False,
@@ -62,7 +62,7 @@ class RankGroup:
         """Lay a mesh over all ranks; every rank does.
 
         Args:
-            orders: by which the first rank tells the others what to do; None: they do the same anyway.
+            instructions: by which the first rank tells the others what to do; None: they do the same anyway.
             coding_threads: that code this rank's frames of a version.
             offloads: keep shards in the host's memory.
             limit_s: longest wait for other ranks in a step, a version's frames or a checkpoint; None: torch's
@@ -78,13 +78,13 @@ class RankGroup:
         self._offloads = offloads and device_type != "cpu"
         if offloads and not self._offloads:
             logger.warning("learner.offload changes nothing on a CPU: shards are in the host's memory anyway")
-        self._orders = orders if self.rank == 0 else None
+        self._instructions = instructions if self.rank == 0 else None
         self._diagnose = diagnose
         self._coding_threads = coding_threads
-        self._words_stream = OrderStream(limit_s=limit_s)
-        self.saves = OrderStream(limit_s=limit_s)
-        """Orders to save."""
-        self._words: SharedWords | None = None
+        self._words_stream = InstructionStream(limit_s=limit_s)
+        self.saves = InstructionStream(limit_s=limit_s)
+        """Instructions to save."""
+        self._words: ShardedWords | None = None
         self._mesh = self._meshed(sizes)
         self._tied: list[TiedEmbedding] = []
 
@@ -157,11 +157,11 @@ class RankGroup:
             device=self.device,
         )
 
-    def tell(self, order: Callable[[], Order]) -> None:
+    def tell(self, instruction: Callable[[], Instruction]) -> None:
         """Tell the other ranks to do what the first one does next."""
-        if self._orders is not None:
+        if self._instructions is not None:
             with self.failures_named():
-                self._orders.send(order())
+                self._instructions.send(instruction())
 
     @contextmanager
     def failures_named(self) -> Iterator[None]:
@@ -180,27 +180,27 @@ class RankGroup:
                 f"{who}. All ranks end; start the learner again, and it goes on with the step that was lost"
             ) from error
 
-    def words(self, tensors: Mapping[str, Tensor], layout: Layout) -> SharedWords:
+    def words(self, tensors: Mapping[str, Tensor], layout: Layout) -> ShardedWords:
         """Return what reads a version's words off the masters of all ranks, on the first."""
         masters = DealtWords(tensors, layout, sizes=self.sizes, group=self._words_stream.exchanges)
         work = FrameWork(masters, threads=self._coding_threads)
-        self._words = SharedWords(work, self._words_stream, failures_named=self.failures_named)
+        self._words = ShardedWords(work, self._words_stream, failures_named=self.failures_named)
         return self._words
 
     def end(self, *, limit_s: float) -> None:
         """Tell the other ranks that nothing comes any more: the first one does, once it has done all else.
 
         Args:
-            limit_s: longest wait for them to take each of these orders.
+            limit_s: longest wait for them to take each of these instructions.
         Raises:
             RuntimeError: another rank did not take one, or is gone.
         """
-        if self._orders is None:
+        if self._instructions is None:
             return
         if self._words is not None:
             self._words.end(limit_s=limit_s)
-        for stream in (self.saves, self._orders):
-            stream.send(Order("end", {}), limit_s=limit_s)
+        for stream in (self.saves, self._instructions):
+            stream.send(Instruction("end", {}), limit_s=limit_s)
 
     def follow_writes(self, optimizer: torch.optim.Optimizer) -> None:
         """Let no rank write before the first; call it there after adding the hook that waits for readers."""
@@ -218,7 +218,7 @@ class RankGroup:
             RankLostError: one of them is gone, or does not answer.
         """
         with self.failures_named():
-            self.saves.send(Order("save", {"directory": str(directory), "part": part, "copy": copy}))
+            self.saves.send(Instruction("save", {"directory": str(directory), "part": part, "copy": copy}))
             yield self.saves.exchanges
 
     def share_out(self, lengths: Sequence[int], *, budget_tokens: int) -> list[list[int]]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 
-class Estimate(NamedTuple):
+class Interval(NamedTuple):
     """A figure with its bounds."""
 
     low: float
@@ -19,7 +19,7 @@ class Device:
 
     compute_bytes: int
     """Size of an element in matrix products: 2 for bfloat16, 4 for float32."""
-    flops_s: Estimate
+    flops_s: Interval
     """Rate in the matrix products of a step."""
     memory_bytes_s: float
     exchange_bytes_s: float
@@ -33,7 +33,7 @@ class Device:
 def _gpu(teraflops: float, memory_tb_s: float, exchange_gb_s: float) -> Device:
     return Device(
         2,
-        Estimate(0.2e12 * teraflops, 0.4e12 * teraflops, 0.6e12 * teraflops),
+        Interval(0.2e12 * teraflops, 0.4e12 * teraflops, 0.6e12 * teraflops),
         0.8e12 * memory_tb_s,
         0.7e9 * exchange_gb_s,
         3e9,
@@ -52,7 +52,7 @@ DEVICES: Final[Mapping[str, Device]] = {
     "4090": _gpu(165, 1.008, 25),
     "core": Device(
         4,
-        Estimate(50e9, 85e9, 120e9),
+        Interval(50e9, 85e9, 120e9),
         7e9,
         0.5e9,
         0.6e9,
@@ -61,7 +61,7 @@ DEVICES: Final[Mapping[str, Device]] = {
     ),
 }
 
-DELTA_SHARE: Final = Estimate(1 / 621, 1 / 227, 1 / 90)
+DELTA_SHARE: Final = Interval(1 / 621, 1 / 227, 1 / 90)
 """Delta over the bfloat16 model: at rates of 3.5e-7, 1.3e-6 and 4.5e-6, which change .33, 1.01 and 2.9 % of
 22 million words (bench.weights)."""
 

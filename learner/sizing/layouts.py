@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, get_args
 
-from learner.sizing.devices import Device, Estimate
+from learner.sizing.devices import Device, Interval
 from learner.sizing.model_shape import ModelShape
 from learner.sizing.rank_costs import RankLayout, Rematerialise, rank_memory, step_time, words_bytes
 
@@ -24,7 +24,7 @@ class Planned:
     needed_bytes: float
     """Memory needed on the fullest rank, the device's reserve included."""
     fits: bool
-    step_s: Estimate
+    step_s: Interval
 
 
 def plan_layouts(

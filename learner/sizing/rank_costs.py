@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
 
-from learner.sizing.devices import APPLY_S, DELTA_SHARE, KEYFRAME_SHARE, LINE_SHARE, Device, Estimate
+from learner.sizing.devices import APPLY_S, DELTA_SHARE, KEYFRAME_SHARE, LINE_SHARE, Device, Interval
 from learner.sizing.mesh_sizes import MeshSizes
 from learner.sizing.model_shape import ModelShape
 
@@ -75,7 +75,7 @@ def words_bytes(shape: ModelShape, *, ranks: int) -> float:
 
 def step_time(
     shape: ModelShape, layout: RankLayout, device: Device, *, tokens: int, row_tokens: int
-) -> Estimate:
+) -> Interval:
     """Return the seconds of a step: compute, exchanges and AdamW.
 
     Torch overlaps the first two in part: at best the shorter is hidden, at worst nothing is, on slow links.
@@ -103,7 +103,7 @@ def step_time(
     adam = _ADAM_BYTES * moved / (_HOST_BYTES_S if layout.offload else device.memory_bytes_s)
     adam += 8 * moved * micro_batches / _HOST_BYTES_S if layout.offload else 0.0
     low, middle, high = sorted(flops / rate for rate in device.flops_s)
-    return Estimate(
+    return Interval(
         max(low, exchange) + adam,
         max(middle, exchange) + 0.3 * min(middle, exchange) + adam,
         high + 2 * exchange + 2 * adam,
@@ -114,22 +114,22 @@ def step_time(
 class Lag:
     """Cost to a sampler on a link of following the learner."""
 
-    delta_bytes: Estimate
+    delta_bytes: Interval
     keyframe_bytes: float
-    delta_s: Estimate
+    delta_s: Interval
     keyframe_s: float
-    versions: Estimate
+    versions: Interval
     """Steps from the one that made a version until it is served; of the link alone, without generation."""
 
 
 def lag(shape: ModelShape, *, link_mbit_s: float, step_s: float) -> Lag:
     """Return how far a sampler is behind; where deltas take longer than steps, up to a keyframe's time."""
     whole, bytes_s = 2.0 * shape.parameters, link_mbit_s * 1e6 / 8 * LINE_SHARE
-    delta = Estimate(*(whole * share for share in DELTA_SHARE))
-    delta_s = Estimate(*(size / bytes_s + APPLY_S for size in delta))
+    delta = Interval(*(whole * share for share in DELTA_SHARE))
+    delta_s = Interval(*(size / bytes_s + APPLY_S for size in delta))
     keyframe_s = whole * KEYFRAME_SHARE / bytes_s + APPLY_S
     behind = (one if one <= step_s else keyframe_s for one in delta_s)
-    versions = Estimate(*(seconds / step_s for seconds in behind))
+    versions = Interval(*(seconds / step_s for seconds in behind))
     return Lag(delta, whole * KEYFRAME_SHARE, delta_s, keyframe_s, versions)
 
 

@@ -34,7 +34,7 @@ InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Runs blocking work in the training thread."""
 
 
-class EarlierVersions(Protocol):
+class VersionStager(Protocol):
     """The versions that a learner's state directory has, see ``learner.publishing.earlier_versions``."""
 
     def stage(self, version: int) -> Path:
@@ -56,7 +56,7 @@ class OrderTaker:
     def __init__(
         self,
         orders: OperatorOrders,
-        earlier: EarlierVersions,
+        earlier: VersionStager,
         *,
         config: LearnerConfig,
         state: TrainingState,

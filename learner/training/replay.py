@@ -15,7 +15,7 @@ from learner.journal.progress import Progress, StepEntry
 from learner.journal.restart import JournalRecord
 from learner.objective.entropy_switch import EntropySwitch
 from learner.step_settings import StepSettings
-from learner.training.orders import StepOrder
+from learner.training.instructions import StepInputs
 from learner.training.random_state import RandomState
 from learner.training.step_loss import StepLoss
 from learner.training.trainer import Trainer
@@ -39,14 +39,14 @@ def next_step(
     expected_kl_nats: Sequence[dict[int, float]],
     settings: StepSettings,
     progress: Progress,
-) -> StepOrder:
+) -> StepInputs:
     """Return the step to take from where ``progress`` is, without SFPO's fast steps once they are over.
 
     Args:
         expected_kl_nats: divergence expected of the tokens of each group, by the version that drew them.
     """
     fast_steps = settings.fast_steps * switch_before(progress, settings).is_on
-    return StepOrder(
+    return StepInputs(
         groups,
         version=progress.version,
         settings=settings.model_copy(update={"fast_steps": fast_steps}),

@@ -1,8 +1,8 @@
 """One rank's part of the policy in training, and its optimizer: what every rank does, in the same order.
 
-    first rank   decides what comes next --order--> its Trainer does it
-                                             |
-    other ranks  wait for the next order  ---'----> their Trainers do the same
+    first rank   decides what comes next --instruction--> its Trainer does it
+                                            |
+    other ranks  wait for instructions      '-----------> their Trainers do the same
 
 One process is a first rank that has nobody to tell. What else differs is outside of here: the first rank
 chooses groups and settings, keeps journal and progress, and publishes.
@@ -17,9 +17,9 @@ import torch
 from learner.config import LearnerConfig
 from learner.step_settings import StepSettings
 from learner.training.checkpoint import ShardCopy, begin_anew, load_into
+from learner.training.instructions import Instruction, StepInputs
 from learner.training.model import Policy, ScoringModel, load_policy, load_reference
 from learner.training.optimizer import adopt_settings, make_optimizer
-from learner.training.orders import Order, StepOrder
 from learner.training.train_step import StepOutcome, train_step
 from learner.training.work_shares import Ranks
 
@@ -71,14 +71,14 @@ class Trainer:
         policy.ranks.follow_writes(self.optimizer)
         self._copies = 0
 
-    def step(self, step: StepOrder) -> StepOutcome:
+    def step(self, step: StepInputs) -> StepOutcome:
         """Take a step, with its own settings, whatever those of the step before were.
 
         Raises:
             StartupError: the objective cannot be loaded.
         """
         with self.policy.ranks.failures_named():
-            self._tell(lambda: step.order)
+            self._tell(lambda: step.instruction)
             adopt_settings(self.optimizer, step.settings)
             return train_step(
                 self.policy,
@@ -92,25 +92,25 @@ class Trainer:
 
     def is_finite(self) -> bool:
         """Whether every parameter and buffer is a number, on every rank."""
-        self._tell(partial(Order, "check", {}))
+        self._tell(partial(Instruction, "check", {}))
         return self.policy.is_finite()
 
     def copy(self) -> ShardCopy:
         """Copy everything that the next step changes."""
-        self._tell(partial(Order, "copy", {}))
+        self._tell(partial(Instruction, "copy", {}))
         self._copies += 1
         return ShardCopy.of(self.policy, self.optimizer, number=self._copies)
 
     def restore(self, checkpoint: Path) -> None:
         """Load masters and moments. Raises OSError, ValueError: as ``load_into``."""
-        self._tell(partial(Order, "restore", {"path": str(checkpoint.absolute())}))
+        self._tell(partial(Instruction, "restore", {"path": str(checkpoint.absolute())}))
         load_into(self.policy, self.optimizer, checkpoint)
 
     def begin_anew(self, masters: Path) -> None:
         """Load masters, and forget all that the optimizer has learned. Raises OSError, ValueError."""
         self._before_writing()
-        self._tell(partial(Order, "begin anew", {"path": str(masters.absolute())}))
+        self._tell(partial(Instruction, "begin anew", {"path": str(masters.absolute())}))
         begin_anew(self.policy, self.optimizer, masters)
 
-    def _tell(self, order: Callable[[], Order]) -> None:
-        self.policy.ranks.tell(order)
+    def _tell(self, instruction: Callable[[], Instruction]) -> None:
+        self.policy.ranks.tell(instruction)

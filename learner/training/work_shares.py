@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
+from learner.training.instructions import Instruction
 from learner.training.master_words import MasterWords, PolicyWords
 from learner.training.micro_batches import micro_batches
-from learner.training.orders import Order
 from node.weights.format.layout import Layout
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Ranks(Protocol):
         """Keep this rank's part of a model, in place; return what runs it, if it is one stage of several."""
         ...
 
-    def tell(self, order: Callable[[], Order]) -> None:
+    def tell(self, instruction: Callable[[], Instruction]) -> None:
         """Tell the other ranks to do what this one, the first, does next; the others tell nobody."""
         ...
 
@@ -100,7 +100,7 @@ class OneRank:
     def shard(self, scorer: "Scorer") -> None:
         """Keep all of it."""
 
-    def tell(self, order: Callable[[], Order]) -> None:
+    def tell(self, instruction: Callable[[], Instruction]) -> None:
         """Tell nobody."""
 
     def failures_named(self) -> AbstractContextManager[None]:

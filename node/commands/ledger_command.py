@@ -14,7 +14,7 @@ from typing import Final
 from node.commands.terminal import add_coordinator_state, printable
 from node.coordinator.ledger.backup_record import FILE_NAME as BACKUPS_FILE
 from node.coordinator.ledger.backup_record import BackupRecord
-from node.coordinator.ledger.ledger_check import Findings, examine, no_ledger
+from node.coordinator.ledger.ledger_check import LedgerReport, examine, no_ledger
 from node.coordinator.ledger.ledger_copies import back_up, restore
 from node.coordinator.ledger.ledger_export import export
 from node.coordinator.ledger.ledger_file import FILE_NAME
@@ -99,10 +99,10 @@ def run(arguments: argparse.Namespace) -> int:
     return ExitCode.DRAINED
 
 
-def _back_up(arguments: argparse.Namespace) -> Findings:
+def _back_up(arguments: argparse.Namespace) -> LedgerReport:
     """Copy a ledger; of a file, note beside it what came of that, for the coordinator's metrics."""
     if arguments.database is not None:
-        from_database: Findings = _exchange().back_up_database(arguments.database, to=arguments.to)
+        from_database: LedgerReport = _exchange().back_up_database(arguments.database, to=arguments.to)
         return from_database
     ledger, to = _ledger(arguments.state_dir), arguments.to
     note = ledger.with_name(BACKUPS_FILE)
@@ -178,7 +178,7 @@ def _ledger(state_dir: Path, *, may_be_missing: bool = False) -> Path:
     return path
 
 
-def _show(findings: Findings, verdict: str, *, as_json: bool) -> None:
+def _show(findings: LedgerReport, verdict: str, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(dataclasses.asdict(findings)))
         return

@@ -29,7 +29,7 @@ RETRY_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class HoldOrder:
     """An operator's order, as the file has it."""
 
     since_s: float | None
@@ -37,7 +37,7 @@ class Order:
     because: str
 
     @classmethod
-    def read(cls, remark: str) -> "Order":
+    def read(cls, remark: str) -> "HoldOrder":
         """Read the remark beside a name."""
         return cls(*moment_at_start(remark))
 
@@ -56,10 +56,10 @@ class HeldBack:
         self._files = [NodeFile(path) for path in paths]
 
     @property
-    def pause(self) -> Order | None:
+    def pause(self) -> HoldOrder | None:
         """The order that pauses the run; None: it is not paused."""
         remark = self._remarks().get(EVERYBODY)
-        return None if remark is None else Order.read(remark)
+        return None if remark is None else HoldOrder.read(remark)
 
     @property
     def drained(self) -> frozenset[str]:
@@ -77,7 +77,7 @@ class HeldBack:
         remark = self._remarks().get(row.node_id)
         if remark is None or row.state not in ("joined", "live"):
             return row
-        order = Order.read(remark)
+        order = HoldOrder.read(remark)
         since = "" if order.since_s is None else f" since {moment(order.since_s)}"
         detail = f"drained{since} {order}; it holds {counted(row.leases, 'lease')}"
         return replace(row, state=DRAINED, standing_detail=detail)

@@ -28,7 +28,7 @@ def check_row(row: Mapping[str, Any], options: TaskOptions | None) -> None:
 
 
 @dataclass(slots=True)
-class Fault:
+class FaultyRows:
     """Rows with one kind of fault."""
 
     rows: int
@@ -44,7 +44,7 @@ class RowTally:
 
     checked: int = 0
     unusable: int = 0
-    faults: dict[tuple[str, str], Fault] = field(default_factory=dict)
+    faults: dict[tuple[str, str], FaultyRows] = field(default_factory=dict)
     """By column and rule; the last of ``MOST_KINDS`` are all others."""
 
     def add(self, error: RowError, where: str) -> None:
@@ -54,7 +54,7 @@ class RowTally:
         if kind not in self.faults and len(self.faults) >= MOST_KINDS:
             kind = ("", "others")
         if (fault := self.faults.get(kind)) is None:
-            self.faults[kind] = Fault(1, where, str(error))
+            self.faults[kind] = FaultyRows(1, where, str(error))
         else:
             fault.rows += 1
 

@@ -20,7 +20,7 @@ from node.rpc.channel import ConnectionLost, TlsFailure
 _SET_THE_CLOCK: Final = "Set the clock that is wrong; nothing else needs to be done or restarted."
 
 
-class Wait(enum.StrEnum):
+class AwaitedClock(enum.StrEnum):
     """Clocks a peer waits for while they disagree; the ``for`` label of its waits."""
 
     HUB_CLOCK = "coordinator's clock"
@@ -33,7 +33,7 @@ class ClockFinding:
 
     what: str
     fix: str
-    waits_for: Wait | None = None
+    waits_for: AwaitedClock | None = None
     """None: no clock is known to be wrong."""
     has_expired: bool = False
     """Both clocks agree that this peer's certificate has expired: nothing to wait for."""
@@ -58,7 +58,7 @@ def compare_clocks(
         return ClockFinding(
             f"{clocks}, and the coordinator's certificate is not valid by it",
             "Set this machine's clock, if it is wrong; else renew the hub's certificate.",
-            Wait.OWN_CLOCK,
+            AwaitedClock.OWN_CLOCK,
         )
     elif error.tls is not TlsFailure.CLOSED:
         return None
@@ -68,8 +68,8 @@ def compare_clocks(
         return ClockFinding(expired, ENROL_AGAIN.format(role=identity.role), has_expired=True)
     known = f"{clocks}, and the certificate of {identity.node_id} is valid {dates}"
     if now < identity.not_before_s:
-        return ClockFinding(known, _SET_THE_CLOCK, Wait.OWN_CLOCK)
+        return ClockFinding(known, _SET_THE_CLOCK, AwaitedClock.OWN_CLOCK)
     if isinstance(error, RefusedError):
-        return ClockFinding(known, _SET_THE_CLOCK, Wait.HUB_CLOCK)
+        return ClockFinding(known, _SET_THE_CLOCK, AwaitedClock.HUB_CLOCK)
     fix = "If this stays so, the coordinator's clock is outside these dates."
     return ClockFinding(f"{error}: {known}", fix)

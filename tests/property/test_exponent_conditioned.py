@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from node.weights.codec.exponent_conditioned.payload_format import Fault
+from node.weights.codec.exponent_conditioned.payload_format import PayloadFault
 from node.weights.format.digests import Words, words_digest
 from support.exponent_conditioned import fault_of, implementations
 
@@ -44,4 +44,4 @@ def test_all_implementations_agree_and_the_words_come_back(pair: tuple[Words, Wo
     payload = deltas[0].payload
     if payload:
         for each in IMPLEMENTATIONS:
-            assert fault_of(each, payload, base=base) == (Fault.NONE, words.tobytes())
+            assert fault_of(each, payload, base=base) == (PayloadFault.NONE, words.tobytes())

@@ -5,7 +5,7 @@ import numpy as np
 from node.weights.codec import native
 from node.weights.codec.exponent_conditioned import reference
 from node.weights.codec.exponent_conditioned.choice import Implementation
-from node.weights.codec.exponent_conditioned.payload_format import BrokenPayloadError, Fault
+from node.weights.codec.exponent_conditioned.payload_format import BrokenPayloadError, PayloadFault
 from node.weights.codec.exponent_conditioned.reference import BitWriter
 from node.weights.format.digests import Words
 
@@ -43,14 +43,14 @@ def coded(words: Words, *, base: Words) -> bytes:
     return payload
 
 
-def fault_of(implementation: Implementation, payload: bytes, *, base: Words) -> tuple[Fault, bytes]:
+def fault_of(implementation: Implementation, payload: bytes, *, base: Words) -> tuple[PayloadFault, bytes]:
     """Return the fault that is found, or the words that are made."""
     out = np.zeros_like(base)
     try:
         implementation.decode(payload, base=base, out=out)
     except BrokenPayloadError as broken:
         return broken.fault, b""
-    return Fault.NONE, out.tobytes()
+    return PayloadFault.NONE, out.tobytes()
 
 
 class Fields:
@@ -94,55 +94,61 @@ def one_change(*, sign: int = 0) -> Fields:
     return well_begun().surprise(1 - 7).surprise(0 - -6).number(0, 0).bits(sign, 1)
 
 
-FAULTS: dict[str, tuple[bytes, Fault]] = {
-    "nothing": (b"", Fault.TRUNCATED),
-    "half a header": (b"\x78\x01", Fault.TRUNCATED),
-    "no class": (Fields(120, 0).to_bytes(), Fault.COUNT),
-    "ends before the class": (well_begun().to_bytes(), Fault.TRUNCATED),
-    "a number of 29 ones": (well_begun().bits((1 << 29) - 1, 32).to_bytes(), Fault.NUMBER),
-    "64 ones": (well_begun().bits((1 << 40) - 1, 40).bits((1 << 40) - 1, 40).to_bytes(), Fault.NUMBER),
-    "a width below zero": (well_begun().surprise(-8).to_bytes(), Fault.PARAMETER),
-    "a width above 21": (well_begun().surprise(15).to_bytes(), Fault.PARAMETER),
-    "a class without changes": (well_begun().surprise(-7).to_bytes(), Fault.COUNT),
-    "more changes than words": (well_begun().surprise(5 - 7).bits(5, 4).to_bytes(), Fault.COUNT),
-    "gaps with 21 low bits": (well_begun().surprise(1 - 7).surprise(21 + 6).to_bytes(), Fault.PARAMETER),
-    "runs with 21 low bits": (well_begun().surprise(1 - 7).surprise(-22 + 6).to_bytes(), Fault.PARAMETER),
+FAULTS: dict[str, tuple[bytes, PayloadFault]] = {
+    "nothing": (b"", PayloadFault.TRUNCATED),
+    "half a header": (b"\x78\x01", PayloadFault.TRUNCATED),
+    "no class": (Fields(120, 0).to_bytes(), PayloadFault.COUNT),
+    "ends before the class": (well_begun().to_bytes(), PayloadFault.TRUNCATED),
+    "a number of 29 ones": (well_begun().bits((1 << 29) - 1, 32).to_bytes(), PayloadFault.NUMBER),
+    "64 ones": (well_begun().bits((1 << 40) - 1, 40).bits((1 << 40) - 1, 40).to_bytes(), PayloadFault.NUMBER),
+    "a width below zero": (well_begun().surprise(-8).to_bytes(), PayloadFault.PARAMETER),
+    "a width above 21": (well_begun().surprise(15).to_bytes(), PayloadFault.PARAMETER),
+    "a class without changes": (well_begun().surprise(-7).to_bytes(), PayloadFault.COUNT),
+    "more changes than words": (well_begun().surprise(5 - 7).bits(5, 4).to_bytes(), PayloadFault.COUNT),
+    "gaps with 21 low bits": (
+        well_begun().surprise(1 - 7).surprise(21 + 6).to_bytes(),
+        PayloadFault.PARAMETER,
+    ),
+    "runs with 21 low bits": (
+        well_begun().surprise(1 - 7).surprise(-22 + 6).to_bytes(),
+        PayloadFault.PARAMETER,
+    ),
     "a change past the frame": (
         well_begun().surprise(1 - 7).surprise(0 + 6).number(20, 0).to_bytes(),
-        Fault.POSITION,
+        PayloadFault.POSITION,
     ),
     "the second change past the frame": (
         well_begun().surprise(2 - 7).bits(0, 1).surprise(0 + 6).number(18, 0).number(1, 0).to_bytes(),
-        Fault.POSITION,
+        PayloadFault.POSITION,
     ),
     "a longer run than changes": (
         well_begun().surprise(1 - 7).surprise(-1 + 6).number(2, 0).to_bytes(),
-        Fault.POSITION,
+        PayloadFault.POSITION,
     ),
     "empty runs past the frame": (
         well_begun().surprise(1 - 7).surprise(-1 + 6).bits(0, 24).bits(0, 24).to_bytes(),
-        Fault.POSITION,
+        PayloadFault.POSITION,
     ),
     "ends before the sign": (
         well_begun().surprise(1 - 7).surprise(6).number(0, 0).to_bytes(),
-        Fault.TRUNCATED,
+        PayloadFault.TRUNCATED,
     ),
-    "more large steps than changes": (one_change().surprise(2 - 7).bits(0, 1).to_bytes(), Fault.COUNT),
+    "more large steps than changes": (one_change().surprise(2 - 7).bits(0, 1).to_bytes(), PayloadFault.COUNT),
     "a large step past the changes": (
         one_change().surprise(1 - 7).surprise(0 - -5).number(1, 0).to_bytes(),
-        Fault.POSITION,
+        PayloadFault.POSITION,
     ),
     "sizes with 21 low bits": (
         one_change().surprise(1 - 7).surprise(5).number(0, 0).surprise(21 - 5).to_bytes(),
-        Fault.PARAMETER,
+        PayloadFault.PARAMETER,
     ),
     "sizes with -1 low bits": (
         one_change().surprise(1 - 7).surprise(5).number(0, 0).surprise(-1 - 5).to_bytes(),
-        Fault.PARAMETER,
+        PayloadFault.PARAMETER,
     ),
     "32768 up": (
         one_change().surprise(1 - 7).surprise(5).number(0, 0).surprise(14 - 5).number(32766, 14).to_bytes(),
-        Fault.SIZE,
+        PayloadFault.SIZE,
     ),
     "32769 down": (
         one_change(sign=1)
@@ -152,13 +158,13 @@ FAULTS: dict[str, tuple[bytes, Fault]] = {
         .surprise(14 - 5)
         .number(32767, 14)
         .to_bytes(),
-        Fault.SIZE,
+        PayloadFault.SIZE,
     ),
-    "a byte too many": (one_change().surprise(-7).to_bytes() + b"\0", Fault.TRAILING),
-    "a bit in the filling": (one_change().surprise(-7).bits(1, 1).to_bytes(), Fault.TRAILING),
+    "a byte too many": (one_change().surprise(-7).to_bytes() + b"\0", PayloadFault.TRAILING),
+    "a bit in the filling": (one_change().surprise(-7).bits(1, 1).to_bytes(), PayloadFault.TRAILING),
     "a class the base does not have": (
         Fields(100, 1).surprise(1 - 7).surprise(6).number(0, 0).bits(0, 1).surprise(-7).to_bytes(),
-        Fault.POSITION,
+        PayloadFault.POSITION,
     ),
 }
 """Payloads that no encoder makes, and what is wrong with each."""

@@ -45,15 +45,15 @@ from learner.config import LearnerConfig, Rematerialise
 from learner.ranks import launching
 from learner.ranks.dealt_words import sharding_of
 from learner.ranks.errors import RankLostError
+from learner.ranks.instruction_stream import InstructionStream
 from learner.ranks.launching import Fleet
-from learner.ranks.order_stream import OrderStream
 from learner.ranks.rank_group import RankGroup
-from learner.ranks.shared_words import SharedWords
+from learner.ranks.sharded_words import ShardedWords
 from learner.sizing.mesh_sizes import MeshSizes
 from learner.step_settings import StepSettings
 from learner.training.checkpoint import ShardCopy, load_into
+from learner.training.instructions import Instruction, StepInputs
 from learner.training.model import Policy, ScoringModel, load_policy
-from learner.training.orders import Order, StepOrder
 from learner.training.tensor_files import save_tensors
 from learner.training.train_step import train_step
 from learner.training.trainer import Trainer
@@ -323,7 +323,7 @@ def take_step(directory: Path, number: int, sizes: MeshSizes, suffix: str = "") 
         dist.barrier()
         save_tensors(saved / name, tensors, group=group.saves.exchanges)
     words = policy.master_words
-    assert isinstance(words, SharedWords)
+    assert isinstance(words, ShardedWords)
     if dist.get_rank() == 0:
         made = np.empty(policy.layout.words, np.uint16)
         policy.snapshot(made)
@@ -357,7 +357,7 @@ def lead(layout: Mapping[str, Any], fault: str, model_dir: Path, path: Path) -> 
 
     Args:
         fault: "memory", for want of which what saves its shards ends it, told to expect more bytes than there
-            are; or at which order it is stopped, and then killed: "step", "words", "save".
+            are; or at which instruction it is stopped, and then killed: "step", "words", "save".
     """
     config = LearnerConfig(model_dir=model_dir, learning_rate=1e-2, rank_timeout_s=LIMIT.seconds, **layout)
     with mock.patch.object(launching, "Popen", WarmRank):
@@ -367,7 +367,7 @@ def lead(layout: Mapping[str, Any], fault: str, model_dir: Path, path: Path) -> 
     one = Trainer(load_policy(model_dir, device="cpu"), config)
 
     def step(trainer: Trainer, number: int) -> None:
-        trainer.step(StepOrder(made_up_groups(number), VERSION, StepSettings.of(config)))
+        trainer.step(StepInputs(made_up_groups(number), VERSION, StepSettings.of(config)))
 
     for number in range(2 if fault in ("memory", "step") else 1):
         for trainer in (shared, one):
@@ -394,17 +394,17 @@ def lead(layout: Mapping[str, Any], fault: str, model_dir: Path, path: Path) -> 
     if fault == "memory":
         dist.broadcast(torch.tensor([1 << 60]), src=0, group=fleet.group.saves._group)
     elif fault == "step":
-        fleet.orders.limit_s = 1.0
+        fleet.instructions.limit_s = 1.0
         stop(child.pid)
         lose(partial(step, shared, 2))
         child.process.kill()
     elif fault == "words":
-        with stopped_at_an_order(child.pid, fleet.group._words_stream):
+        with stopped_at_an_instruction(child.pid, fleet.group._words_stream):
             lose(partial(shared.policy.snapshot, words[0]))
         child.process.kill()
     else:
         copy = shared.copy()
-        with stopped_at_an_order(child.pid, fleet.group.saves):
+        with stopped_at_an_instruction(child.pid, fleet.group.saves):
             lose(partial(save, copy))
         child.process.kill()
     child.process.wait()
@@ -422,12 +422,12 @@ def stop(pid: int) -> None:
 
 
 @contextmanager
-def stopped_at_an_order(pid: int, stream: OrderStream) -> Iterator[None]:
-    """Stop a rank that has taken an order; the first is to wait a second for what it is due then."""
+def stopped_at_an_instruction(pid: int, stream: InstructionStream) -> Iterator[None]:
+    """Stop a rank that has taken an instruction; the first is to wait a second for what it is due then."""
     send = stream.send
 
-    def send_and_stop(order: Order) -> None:
-        send(order)
+    def send_and_stop(instruction: Instruction) -> None:
+        send(instruction)
         stop(pid)
 
     _set_pg_timeout(timedelta(seconds=1), stream.exchanges)
@@ -447,7 +447,7 @@ class _LastStep:
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         ready()
         await stopping.wait()
-        self._trainer.step(StepOrder(made_up_groups(0), VERSION, self._settings))
+        self._trainer.step(StepInputs(made_up_groups(0), VERSION, self._settings))
 
 
 def serve(model_dir: Path, told: Connection) -> None:

@@ -22,9 +22,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from learner.publishing.starting_point import take_up
 from learner.ranks.dealt_words import DealtWords
 from learner.ranks.frame_work import FrameWork
-from learner.ranks.order_stream import OrderStream
+from learner.ranks.instruction_stream import InstructionStream
 from learner.ranks.rank_group import RankGroup
-from learner.ranks.shared_words import SharedWords
+from learner.ranks.sharded_words import ShardedWords
 from learner.sizing.mesh_sizes import MeshSizes
 from learner.training.master_words import MasterWords, PolicyWords
 from learner.training.model import Policy, load_policy
@@ -214,7 +214,7 @@ def publish_beside_one_process(
     group = RankGroup(MeshSizes(*mesh), device_type="cpu")
     shared = Policy(model_of(layers), ranks=group)
     layout, key, rank, said = small_frames(shared), SigningKey.generate(), dist.get_rank(), list[str]()
-    stream, held = OrderStream(), list[Held]()
+    stream, held = InstructionStream(), list[Held]()
 
     def step(number: int) -> None:
         dist.barrier()
@@ -227,7 +227,7 @@ def publish_beside_one_process(
         before, _ = tracemalloc.get_traced_memory()
         tracemalloc.reset_peak()
         work = FrameWork(masters, threads=2)
-        words = SharedWords(work, stream, failures_named=group.failures_named)
+        words = ShardedWords(work, stream, failures_named=group.failures_named)
         if rank == 0:
             said += live(directory / "shared", words, key, step)
             words.end()

@@ -65,7 +65,7 @@ _CONTRADICTIONS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class LedgerReport:
     path: str
     run_id: str = ""
     schema: int = 0
@@ -164,7 +164,7 @@ def next_slot_of(path: Path) -> int:
         return 0
 
 
-def examine(path: Path) -> Findings:
+def examine(path: Path) -> LedgerReport:
     """Read a ledger from end to end. Raises FileNotFoundError: there is none."""
     try:
         with reading(path) as connection:
@@ -172,7 +172,7 @@ def examine(path: Path) -> Findings:
             connection.execute("BEGIN")
             return _findings(connection, path)
     except sqlite3.Error as error:
-        return Findings(str(path), problems=(f"it cannot be read: {error}",))
+        return LedgerReport(str(path), problems=(f"it cannot be read: {error}",))
 
 
 def read_evaluations(ledger: Path) -> tuple[Evaluation, ...]:
@@ -192,21 +192,21 @@ def read_evaluations(ledger: Path) -> tuple[Evaluation, ...]:
         ) from error
 
 
-def _findings(connection: sqlite3.Connection, path: Path) -> Findings:
+def _findings(connection: sqlite3.Connection, path: Path) -> LedgerReport:
     damage = [row[0] for row in connection.execute(f"PRAGMA integrity_check({_SHOWN})")]
     if damage != ["ok"]:
-        return Findings(str(path), problems=tuple(damage))
+        return LedgerReport(str(path), problems=tuple(damage))
     schema = _number(connection, "PRAGMA user_version")
     there = _column(connection, "SELECT name FROM sqlite_master UNION SELECT name FROM sqlite_temp_master")
     missing = sorted(tables().keys() - set(there))
     if missing:
-        return Findings(str(path), problems=(f"it is no ledger: it has no table {', '.join(missing)}",))
+        return LedgerReport(str(path), problems=(f"it is no ledger: it has no table {', '.join(missing)}",))
     malformed = tuple(islice(_malformed(connection), _SHOWN))
     if malformed:
-        return Findings(str(path), schema=schema, problems=malformed)
+        return LedgerReport(str(path), schema=schema, problems=malformed)
     run_id = next((owner.run_id for owner in facts_in(connection, Owner)), "")
     if schema not in (*OLDER, SCHEMA_VERSION):
-        return Findings(
+        return LedgerReport(
             str(path),
             run_id=run_id,
             schema=schema,
@@ -218,7 +218,7 @@ def _findings(connection: sqlite3.Connection, path: Path) -> Findings:
     problems += _gaps(connection, lost)
     problems += _mismatches(connection)
     problems += _damaged(connection)
-    return Findings(
+    return LedgerReport(
         path=str(path),
         run_id=run_id,
         schema=schema,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from node import durable
-from node.coordinator.ledger.ledger_check import Findings, examine, next_slot_of, no_ledger, reading
+from node.coordinator.ledger.ledger_check import LedgerReport, examine, next_slot_of, no_ledger, reading
 from node.coordinator.ledger.ledger_file import accept_loss, lock_ledger
 from node.coordinator.ledger.ledger_schema import begin_generation
 from node.coordinator.work.slot_generations import Generation
@@ -34,14 +34,14 @@ _ASIDE: Final = "replaced"
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    ledger: Findings
+    ledger: LedgerReport
     aside: Path | None
     """Where the ledger is that was there before; None: there was none."""
     first_slot: int | None
     """The new generation's first slot; None where no loss was accepted."""
 
 
-def back_up(ledger: Path, *, to: Path) -> Findings:
+def back_up(ledger: Path, *, to: Path) -> LedgerReport:
     """Copy a ledger as it is at one moment, whether a coordinator writes it or not.
 
     Args:
@@ -119,7 +119,7 @@ def stage(source: Path, target: Path) -> None:
     target.chmod(0o600)
 
 
-def verified(copy: Path, source: Path) -> Findings:
+def verified(copy: Path, source: Path) -> LedgerReport:
     """Return what a whole copy of ``source`` holds. Raises StartupError: it is damaged."""
     findings = examine(copy)
     if findings.problems:

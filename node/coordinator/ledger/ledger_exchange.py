@@ -21,7 +21,7 @@ import psycopg
 
 from node import durable
 from node.coordinator.ledger.leadership import Leadership
-from node.coordinator.ledger.ledger_check import Findings, examine, reading
+from node.coordinator.ledger.ledger_check import LedgerReport, examine, reading
 from node.coordinator.ledger.ledger_copies import Restored, begin_generation_of, stage, verified
 from node.coordinator.ledger.ledger_postgresql import check_epoch, connect, marked
 from node.coordinator.ledger.ledger_schema import columns_of, insertion, owner_of, prepare, tables, upgrade
@@ -30,7 +30,7 @@ from node.errors import DeposedError, StartupError
 _ROWS_AT_ONCE = 1000
 
 
-def back_up_database(url: str, *, to: Path) -> Findings:
+def back_up_database(url: str, *, to: Path) -> LedgerReport:
     """Copy a database's ledger as it is at one moment, whether a coordinator writes it or not.
 
     Args:

@@ -18,7 +18,7 @@ from typing import Any, Final
 import psycopg
 
 from node.coordinator.ledger.fact_rows import Owner, row_of
-from node.coordinator.ledger.ledger_rows import LedgerRows, Rows, damaged
+from node.coordinator.ledger.ledger_rows import Cursor, LedgerRows, damaged
 from node.coordinator.ledger.ledger_schema import (
     ADDED_IN_3,
     SCHEMA,
@@ -224,7 +224,7 @@ class PostgresqlLedger(LedgerRows):
         with self._fenced.errors_told():
             return self._read_group(slot)
 
-    def _execute(self, statement: str, values: Sequence[Any] = ()) -> Rows:
+    def _execute(self, statement: str, values: Sequence[Any] = ()) -> Cursor:
         # Binary: as text, the bytes of a group would be twice as many.
         return self._connection.execute(marked(statement), values, binary=True)
 

@@ -80,7 +80,7 @@ _WAITING: Final = f"groups JOIN slots ON slot = number WHERE state IN ({OPEN_STA
 """Groups of slots that are not settled. The others are kept to be checked."""
 
 
-class Rows(Protocol):
+class Cursor(Protocol):
     """The rows that a query found."""
 
     def __iter__(self) -> Iterator[Any]: ...
@@ -91,7 +91,7 @@ class LedgerRows(ABC):
     """The half of an engine that knows the tables. Statements mark values with ``?``."""
 
     @abstractmethod
-    def _execute(self, statement: str, values: Sequence[Any] = ()) -> Rows: ...
+    def _execute(self, statement: str, values: Sequence[Any] = ()) -> Cursor: ...
 
     @abstractmethod
     def _execute_each(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None: ...

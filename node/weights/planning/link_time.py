@@ -59,7 +59,7 @@ class Link:
 
 
 @dataclass(slots=True)
-class Progress:
+class FetchProgress:
     """The progress of one fetch. Times are seconds on one monotonic clock."""
 
     began_at_s: float

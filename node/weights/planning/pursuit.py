@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from node.policy import Announcement, Artifact
-from node.weights.planning.link_time import Link, Progress
+from node.weights.planning.link_time import FetchProgress, Link
 
 ROUND_TRIPS: Final = 2
 """Round trips of a fetch that was not prefetched: manifest, frames."""
@@ -78,7 +78,7 @@ class Pursuit:
         return took_s <= _HALF * behind_versions * self.version_s
 
     def is_worth_finishing(
-        self, progress: Progress, artifact: Artifact, *, instead: Artifact | None, now: float
+        self, progress: FetchProgress, artifact: Artifact, *, instead: Artifact | None, now: float
     ) -> bool:
         """Return whether to finish a fetch whose bytes the cheapest path no longer needs.
 

@@ -21,7 +21,7 @@ from node.telemetry.transfer_metrics import TransferMetrics
 from node.waits import side_by_side
 from node.weights.assembly.apply import WrongBaseError
 from node.weights.format.manifest import Manifest, verify_signed
-from node.weights.planning.link_time import Link, Progress
+from node.weights.planning.link_time import FetchProgress, Link
 from node.weights.transfer.artifact_prefetch import ArtifactPrefetch
 from node.weights.transfer.lane import FetchLimits, Lane, NotTakenError
 from node.weights.transfer.payload_order import fetch_order
@@ -58,7 +58,7 @@ class Fetcher:
     limits: FetchLimits = field(default_factory=FetchLimits)
     link: Link = field(default_factory=Link, init=False)
     """As measured by what was fetched."""
-    progress: Progress = field(default_factory=lambda: Progress(time.monotonic()), init=False)
+    progress: FetchProgress = field(default_factory=lambda: FetchProgress(time.monotonic()), init=False)
     """Progress of the fetch under way, or of the last one."""
     _prefetch: ArtifactPrefetch | None = field(default=None, init=False)
 
@@ -109,7 +109,7 @@ class Fetcher:
         Raises RefusedError: UNKNOWN_VERSION; BAD_SIGNATURE and others of ``verify_signed``; MALFORMED, if it
         is the manifest of another artifact. ConnectionLost: after ``FetchLimits.attempts``.
         """
-        self.progress = Progress(time.monotonic())
+        self.progress = FetchProgress(time.monotonic())
         manifest = None
         if self._prefetch is not None and key.version > self._prefetch.held_version:
             manifest = await self._prefetch.answer()

@@ -41,7 +41,7 @@ _OVER_TIME: Final = {-signal.SIGKILL, 128 + signal.SIGKILL, 128 + signal.SIGXCPU
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ProgramResult:
     """The result of a program's tests."""
 
     passed: int
@@ -66,21 +66,23 @@ class ProgramRuns:
         self._at_once = at_once
         self._limits = (str(options.time_limit_s), str(options.memory_limit_bytes))
 
-    def verdicts(self, row: Mapping[str, Any], tests: Any, completions: Sequence[str]) -> list[Verdict]:
+    def verdicts(self, row: Mapping[str, Any], tests: Any, completions: Sequence[str]) -> list[ProgramResult]:
         """Return the verdict on each completion; ValueError if the row has no tests."""
         return asyncio.run(self._group(row, tests, completions))
 
-    async def _group(self, row: Mapping[str, Any], tests: Any, completions: Sequence[str]) -> list[Verdict]:
+    async def _group(
+        self, row: Mapping[str, Any], tests: Any, completions: Sequence[str]
+    ) -> list[ProgramResult]:
         prefix = text_of(row, self._options.prefix)
         programs = [program_of(text, prefix).encode(errors="replace") for text in completions]
         places = asyncio.Semaphore(self._at_once)
-        run: Callable[[bytes], Awaitable[Verdict]]
+        run: Callable[[bytes], Awaitable[ProgramResult]]
         if self._options.tests == "stdin":
             run = partial(self._exchanged, exchanges_of(tests, self._options.most_tests))
         else:
             run = partial(self._asserted, self._assertions(row, tests, prefix))
 
-        async def verdict(program: bytes) -> Verdict:
+        async def verdict(program: bytes) -> ProgramResult:
             async with places:
                 return await run(program)
 
@@ -89,7 +91,7 @@ class ProgramRuns:
         for each in found:
             if isinstance(each, BaseException):
                 raise each
-        return [each for each in found if isinstance(each, Verdict)]
+        return [each for each in found if isinstance(each, ProgramResult)]
 
     def _assertions(self, row: Mapping[str, Any], tests: Any, prefix: str) -> Assertions:
         entry = text_of(row, self._options.entry_point)
@@ -104,7 +106,7 @@ class ProgramRuns:
         files = {"program.py": program}
         return await self._sandbox.start(host, *self._limits, files=files, stdin=stdin, stdout=stdout)
 
-    async def _exchanged(self, exchanges: Sequence[Exchange], program: bytes) -> Verdict:
+    async def _exchanged(self, exchanges: Sequence[Exchange], program: bytes) -> ProgramResult:
         deadline_s = asyncio.get_running_loop().time() + completion_limit_s(self._options) - GRACE_S
         passed = 0
         crashed = False
@@ -113,10 +115,10 @@ class ProgramRuns:
             code, output = await self._run(program, given, deadline_s=deadline_s)
             if code in _OVER_TIME:
                 # Another run would be as slow.
-                return Verdict(passed, len(exchanges), timed_out=True, crashed=crashed)
+                return ProgramResult(passed, len(exchanges), timed_out=True, crashed=crashed)
             crashed = crashed or code != 0
             passed += code == 0 and exchange.accepts(output.decode(errors="replace"))
-        return Verdict(passed, len(exchanges), crashed=crashed)
+        return ProgramResult(passed, len(exchanges), crashed=crashed)
 
     async def _run(self, program: bytes, given: bytes, *, deadline_s: float) -> tuple[int | None, bytes]:
         """Return exit code and output; no code: it was ended for writing too much."""
@@ -138,7 +140,7 @@ class ProgramRuns:
         await _check_begun(process)
         return code, output or b""
 
-    async def _asserted(self, tests: Assertions, program: bytes) -> Verdict:
+    async def _asserted(self, tests: Assertions, program: bytes) -> ProgramResult:
         requests_out, requests_in = os.pipe()
         replies_out, replies_in = os.pipe()
         try:
@@ -161,7 +163,7 @@ class ProgramRuns:
 
     async def _judged(
         self, tests: int, running: asyncio.subprocess.Process, judging: asyncio.subprocess.Process
-    ) -> Verdict:
+    ) -> ProgramResult:
         limit_s = completion_limit_s(self._options) - GRACE_S
         assert judging.stderr is not None
         reading = asyncio.create_task(_start_of(judging.stderr))
@@ -189,7 +191,7 @@ class ProgramRuns:
         if marks.startswith(BROKEN):
             raise ValueError(f"the tests cannot be used: {marks[1:].decode(errors='replace'):.500}")
         is_gone = marks.endswith(GONE)
-        return Verdict(
+        return ProgramResult(
             marks.count(PASSED), tests, timed_out=is_over_time, crashed=is_gone and not is_over_time
         )
 

@@ -1,4 +1,4 @@
-"""Orders, shares and diagnoses of ranks, without any."""
+"""Instructions, shares and diagnoses of ranks, without any."""
 
 import errno
 import math
@@ -18,8 +18,8 @@ from learner.ranks.errors import is_out_of_memory
 from learner.ranks.launching import Child, Neighbour, check_world_size
 from learner.sizing.mesh_sizes import MeshSizes
 from learner.step_settings import StepSettings
+from learner.training.instructions import Instruction, StepInputs
 from learner.training.micro_batches import micro_batches, row_lengths, share_out
-from learner.training.orders import Order, StepOrder
 from node.errors import StartupError
 from support.made_up_groups import groups_with_replies
 
@@ -67,16 +67,16 @@ def test_another_number_of_processes_than_the_mesh_has_is_refused() -> None:
         check_world_size(3, MeshSizes(1, 2, 2))
 
 
-def test_an_order_of_a_step_says_all_of_it() -> None:
+def test_the_instruction_of_a_step_says_all_of_it() -> None:
     groups = groups_with_replies(0)
     expected = [np.arange(group.drawn_tokens, dtype=np.float64) / 7 for group in groups]
-    step = StepOrder(
+    step = StepInputs(
         groups,
         version=5,
         settings=StepSettings.of(CONFIG),
         expected_kl_nats=expected,
     )
-    heard = StepOrder.of(Order.from_bytes(step.order.to_bytes()), objective="grpo")
+    heard = StepInputs.of(Instruction.from_bytes(step.instruction.to_bytes()), objective="grpo")
     assert (heard.version, heard.settings) == (5, step.settings)
     assert heard.expected_kl_nats is not None
     for one, other in zip(expected, heard.expected_kl_nats, strict=True):
@@ -91,9 +91,9 @@ def test_an_order_of_a_step_says_all_of_it() -> None:
 
 
 def test_an_objective_of_ones_own_that_is_not_configured_is_not_imported() -> None:
-    order = Order("step", {"settings": {"learning_rate": 1e-3, "objective": "os:system"}})
+    instruction = Instruction("step", {"settings": {"learning_rate": 1e-3, "objective": "os:system"}})
     with pytest.raises(StartupError) as refused:
-        StepOrder.of(order, objective="grpo")
+        StepInputs.of(instruction, objective="grpo")
     assert "os:system" in str(refused.value)
 
 

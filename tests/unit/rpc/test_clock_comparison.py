@@ -10,7 +10,7 @@ from node.clock import moment
 from node.errors import Reason, RefusedError
 from node.identity.identity_store import Identity
 from node.rpc.channel import ConnectionLost, TlsFailure
-from node.rpc.clock_comparison import ClockFinding, Wait, compare_clocks
+from node.rpc.clock_comparison import AwaitedClock, ClockFinding, compare_clocks
 from support.identity import make_run
 
 DAY_S = 86400.0
@@ -45,15 +45,15 @@ def found(error: RefusedError | ConnectionLost, own: Identity, now: float) -> Cl
 @pytest.mark.parametrize(
     ("now", "waits_for"),
     [
-        (EARLY_S, Wait.OWN_CLOCK),
-        (START_S, Wait.HUB_CLOCK),
-        (GOOD_S, Wait.HUB_CLOCK),
-        (END_S - 1, Wait.HUB_CLOCK),
+        (EARLY_S, AwaitedClock.OWN_CLOCK),
+        (START_S, AwaitedClock.HUB_CLOCK),
+        (GOOD_S, AwaitedClock.HUB_CLOCK),
+        (END_S - 1, AwaitedClock.HUB_CLOCK),
         (END_S, None),
     ],
 )
 def test_a_hub_that_says_expired_is_believed_only_where_this_clock_agrees(
-    own: Identity, now: float, waits_for: Wait | None
+    own: Identity, now: float, waits_for: AwaitedClock | None
 ) -> None:
     finding = found(expired(600 * DAY_S), own, now)
     assert finding.waits_for is waits_for
@@ -63,16 +63,16 @@ def test_a_hub_that_says_expired_is_believed_only_where_this_clock_agrees(
 
 def test_a_hub_that_does_not_say_its_time_is_judged_without_it(own: Identity) -> None:
     finding = found(expired(None), own, GOOD_S)
-    assert finding.waits_for is Wait.HUB_CLOCK
+    assert finding.waits_for is AwaitedClock.HUB_CLOCK
     assert finding.what.startswith("this machine's clock says 1970-07-20")
 
 
 @pytest.mark.parametrize(
     ("now", "waits_for", "ends"),
-    [(EARLY_S, Wait.OWN_CLOCK, False), (GOOD_S, None, False), (END_S, None, True)],
+    [(EARLY_S, AwaitedClock.OWN_CLOCK, False), (GOOD_S, None, False), (END_S, None, True)],
 )
 def test_a_hub_that_closes_the_connection_is_judged_by_the_dates_that_are_known(
-    own: Identity, now: float, waits_for: Wait | None, ends: bool
+    own: Identity, now: float, waits_for: AwaitedClock | None, ends: bool
 ) -> None:
     finding = found(closed(), own, now)
     assert (finding.waits_for, finding.has_expired) == (waits_for, ends)
@@ -81,7 +81,7 @@ def test_a_hub_that_closes_the_connection_is_judged_by_the_dates_that_are_known(
 
 def test_a_hub_whose_certificate_is_not_valid_here_points_at_this_clock(own: Identity) -> None:
     finding = found(closed(TlsFailure.HUB_DATES), own, GOOD_S)
-    assert finding.waits_for is Wait.OWN_CLOCK
+    assert finding.waits_for is AwaitedClock.OWN_CLOCK
     assert "renew the hub's certificate" in finding.fix
 
 

@@ -9,7 +9,7 @@ import pytest
 from node.errors import ConfigError
 from node.failure import Failure
 from sampler.graders.code.code_options import CodeOptions
-from sampler.graders.code.program_runs import ProgramRuns, Verdict
+from sampler.graders.code.program_runs import ProgramResult, ProgramRuns
 from sampler.graders.code.sandbox import Sandbox, find_sandbox
 from sampler.tasks.grader_process import TaskError
 from sampler.tasks.task import TaskSetup, load_task
@@ -30,12 +30,12 @@ def sandbox() -> Sandbox:
 
 def verdicts(
     sandbox: Sandbox, given: Any, *programs: str, row: dict[str, Any] | None = None, **options: Any
-) -> list[Verdict]:
+) -> list[ProgramResult]:
     options = {"time_limit_s": PATIENCE_S, **options}
     return ProgramRuns(CodeOptions(**options), sandbox, at_once=2).verdicts(row or {}, given, programs)
 
 
-def shares(found: Sequence[Verdict]) -> list[float]:
+def shares(found: Sequence[ProgramResult]) -> list[float]:
     return [verdict.passed / verdict.tests for verdict in found]
 
 
@@ -141,7 +141,7 @@ def text(raw): return raw.decode()
 def naturals(): return itertools.count()
 def bag(): return {Pair(1, 2)}
 """
-    assert verdicts(sandbox, tests, right) == [Verdict(7, 9)]
+    assert verdicts(sandbox, tests, right) == [ProgramResult(7, 9)]
 
 
 @pytest.mark.parametrize(
@@ -166,12 +166,15 @@ def test_inputs_and_outputs(sandbox: Sandbox, tests: Any) -> None:
     )
     assert shares(found) == [1.0, 0.5, 0.0]
     assert [verdict.crashed for verdict in found] == [False, False, True]
-    assert verdicts(sandbox, tests, "print(4);print(9)", tests="stdin", most_tests=1) == [Verdict(1, 1)]
+    assert verdicts(sandbox, tests, "print(4);print(9)", tests="stdin", most_tests=1) == [ProgramResult(1, 1)]
 
 
 def test_to_print_nothing_is_no_test(sandbox: Sandbox) -> None:
     tests = {"inputs": ["1", "2"], "outputs": ["\n", "4"]}
-    assert verdicts(sandbox, tests, "", "print(4)", tests="stdin") == [Verdict(0, 1), Verdict(1, 1)]
+    assert verdicts(sandbox, tests, "", "print(4)", tests="stdin") == [
+        ProgramResult(0, 1),
+        ProgramResult(1, 1),
+    ]
 
 
 def test_a_program_that_hangs_fails_the_rest_of_its_tests_and_nobody_elses(sandbox: Sandbox) -> None:
@@ -180,7 +183,11 @@ def test_a_program_that_hangs_fails_the_rest_of_its_tests_and_nobody_elses(sandb
     found = verdicts(
         sandbox, [*SQUARES, "assert f(4) == 16"], hang, "def f(x): return x * x", sleep, time_limit_s=1
     )
-    assert found == [Verdict(1, 3, timed_out=True), Verdict(3, 3), Verdict(0, 3, timed_out=True)]
+    assert found == [
+        ProgramResult(1, 3, timed_out=True),
+        ProgramResult(3, 3),
+        ProgramResult(0, 3, timed_out=True),
+    ]
 
 
 def test_what_the_program_has_no_part_in_is_no_test(sandbox: Sandbox) -> None:
@@ -191,11 +198,14 @@ expected = [square * square for square in range(3)]
 assert len(expected) == 3
 assert [f(n) for n in range(3)] == expected
 """
-    assert verdicts(sandbox, tests, "def f(n): return n * n", "f = None") == [Verdict(1, 1), Verdict(0, 1)]
+    assert verdicts(sandbox, tests, "def f(n): return n * n", "f = None") == [
+        ProgramResult(1, 1),
+        ProgramResult(0, 1),
+    ]
     shadowing = "code = queue = f(2)\nassert code == queue == 4"
     assert verdicts(sandbox, shadowing, "def f(n): return n * n", "f = None") == [
-        Verdict(1, 1),
-        Verdict(0, 1),
+        ProgramResult(1, 1),
+        ProgramResult(0, 1),
     ]
 
 
@@ -215,7 +225,7 @@ faults = [x for x in (2, 3) if g(x) != -x]
 assert faults == []
 """
     program = "def g(x): return -x\ndef f(x):\n    if x == 3: raise ValueError\n    return x * x"
-    assert verdicts(sandbox, tests, program) == [Verdict(2, 4)]
+    assert verdicts(sandbox, tests, program) == [ProgramResult(2, 4)]
 
 
 def test_what_the_prompt_defines_beside_the_question_is_not_the_programs_to_judge_by(
@@ -238,7 +248,7 @@ def test_what_the_prompt_defines_beside_the_question_is_not_the_programs_to_judg
         prefix="prompt",
         entry_point="entry_point",
     )
-    assert found == [Verdict(1, 1), Verdict(0, 1)]
+    assert found == [ProgramResult(1, 1), ProgramResult(0, 1)]
 
 
 def test_a_function_with_the_name_of_one_of_pythons_is_the_programs_if_the_row_says_so(

@@ -18,7 +18,7 @@ from deploy.check import DEPLOY
 from node.errors import StartupError
 from sampler.graders.code import sandbox as sandbox_module
 from sampler.graders.code.code_options import CodeOptions
-from sampler.graders.code.program_runs import ProgramRuns, Verdict, completion_limit_s, end
+from sampler.graders.code.program_runs import ProgramResult, ProgramRuns, completion_limit_s, end
 from sampler.graders.code.sandbox import Sandbox, find_sandbox
 from sampler.tasks.task import GraderOutageError, Outage
 
@@ -50,7 +50,9 @@ def sandbox() -> Sandbox:
     return find_sandbox()
 
 
-def all_ran(sandbox: Sandbox, programs: Sequence[str], *, prints: str, given: str = "") -> list[Verdict]:
+def all_ran(
+    sandbox: Sandbox, programs: Sequence[str], *, prints: str, given: str = ""
+) -> list[ProgramResult]:
     """Run programs; their one test is what they print. Nothing that they started is left."""
     tests = [{"input": given, "output": prints}]
     before = set(psutil.Process().children(recursive=True))
@@ -60,11 +62,11 @@ def all_ran(sandbox: Sandbox, programs: Sequence[str], *, prints: str, given: st
     return verdicts
 
 
-def ran(sandbox: Sandbox, program: str, *, prints: str = "no way", given: str = "") -> Verdict:
+def ran(sandbox: Sandbox, program: str, *, prints: str = "no way", given: str = "") -> ProgramResult:
     return all_ran(sandbox, [program], prints=prints, given=given)[0]
 
 
-PASSED = Verdict(1, 1)
+PASSED = ProgramResult(1, 1)
 
 
 def test_what_a_program_reads_and_prints_is_its_own(sandbox: Sandbox) -> None:
@@ -250,7 +252,9 @@ for _ in range(8): threading.Thread(target=spin).start()
 def test_programs_that_do_not_end_are_ended(sandbox: Sandbox) -> None:
     began = time.monotonic()
     verdicts = all_ran(sandbox, list(HANGS.values()), prints="no way")
-    assert dict(zip(HANGS, verdicts, strict=True)) == dict.fromkeys(HANGS, Verdict(0, 1, timed_out=True))
+    assert dict(zip(HANGS, verdicts, strict=True)) == dict.fromkeys(
+        HANGS, ProgramResult(0, 1, timed_out=True)
+    )
     assert time.monotonic() - began < completion_limit_s(OPTIONS) + PATIENCE_S
 
 

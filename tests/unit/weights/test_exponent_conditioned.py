@@ -10,7 +10,7 @@ from node.weights.codec import native
 from node.weights.codec.exponent_conditioned import choice, reference
 from node.weights.codec.exponent_conditioned import payload_format as format
 from node.weights.codec.exponent_conditioned.choice import Implementation
-from node.weights.codec.exponent_conditioned.payload_format import Fault
+from node.weights.codec.exponent_conditioned.payload_format import PayloadFault
 from node.weights.codec.frame_codec import split_words
 from node.weights.format.digests import words_digest
 from support.exponent_conditioned import (
@@ -63,7 +63,7 @@ def test_the_payload_is_as_documented(implementation: Implementation) -> None:
     bits = "".join(expected)
     assert bit_string(delta.payload) == bits + "0" * (-len(bits) % 8)
     assert (delta.changes, delta.digest, delta.is_finite) == (3, words_digest(words), True)
-    assert fault_of(implementation, delta.payload, base=FAULTS_BASE) == (Fault.NONE, words.tobytes())
+    assert fault_of(implementation, delta.payload, base=FAULTS_BASE) == (PayloadFault.NONE, words.tobytes())
 
 
 @each
@@ -76,7 +76,7 @@ def test_a_class_that_changed_nearly_everywhere_is_coded_by_its_runs(implementat
     for run in (5, 0, 13):
         fields.number(run, 3)
     assert payload == fields.bits(0, 18).surprise(0 - 7).to_bytes()
-    assert fault_of(implementation, payload, base=FAULTS_BASE) == (Fault.NONE, words.tobytes())
+    assert fault_of(implementation, payload, base=FAULTS_BASE) == (PayloadFault.NONE, words.tobytes())
 
 
 @each
@@ -85,13 +85,13 @@ def test_the_largest_frame_comes_back(implementation: Implementation) -> None:
     words = trained_step(base, seed=1, step=1e-6)
     payload = implementation.encode(words, base=base, limit_bytes=base.nbytes).payload
     assert payload is not None
-    assert fault_of(implementation, payload, base=base) == (Fault.NONE, words.tobytes())
+    assert fault_of(implementation, payload, base=base) == (PayloadFault.NONE, words.tobytes())
     alone = base.copy()
     alone[-1] ^= 0x8000
     payload = implementation.encode(alone, base=base, limit_bytes=base.nbytes).payload
     assert payload is not None
     assert len(payload) < 20
-    assert fault_of(implementation, payload, base=base) == (Fault.NONE, alone.tobytes())
+    assert fault_of(implementation, payload, base=base) == (PayloadFault.NONE, alone.tobytes())
 
 
 @each
@@ -105,10 +105,10 @@ def test_a_frame_is_coded_as_if_there_had_been_none_before(implementation: Imple
     words[9] += 1
     payload = implementation.encode(after, base=before, limit_bytes=5000).payload
     assert payload is not None
-    assert fault_of(implementation, payload, base=before) == (Fault.NONE, after.tobytes())
+    assert fault_of(implementation, payload, base=before) == (PayloadFault.NONE, after.tobytes())
     delta = implementation.encode(words, base=base, limit_bytes=40)
     assert (delta.payload, delta.changes) == (coded(words, base=base), 1)
-    assert fault_of(implementation, past, base=base)[0] is Fault.POSITION
+    assert fault_of(implementation, past, base=base)[0] is PayloadFault.POSITION
 
 
 @each
@@ -122,9 +122,9 @@ def test_class_0_may_start_so_high_that_the_last_classes_have_no_exponent(
     payload = Fields(250, 1 << class_).surprise(1 - 7).surprise(0 - -6).number(69, 0).bits(0, 1).surprise(-7)
     words = base.copy()
     words[69] += 1
-    assert fault_of(implementation, payload.to_bytes(), base=base) == (Fault.NONE, words.tobytes())
+    assert fault_of(implementation, payload.to_bytes(), base=base) == (PayloadFault.NONE, words.tobytes())
     missing = Fields(250, 1 << 6).surprise(1 - 7).surprise(0 - -6).number(0, 0).bits(0, 1).surprise(-7)
-    assert fault_of(implementation, missing.to_bytes(), base=base)[0] is Fault.POSITION
+    assert fault_of(implementation, missing.to_bytes(), base=base)[0] is PayloadFault.POSITION
 
 
 @each
@@ -144,23 +144,23 @@ def test_every_step_a_word_can_take_comes_back(implementation: Implementation) -
     delta = implementation.encode(words, base=base, limit_bytes=1 << 20)
     assert delta.payload == coded(words, base=base)
     assert not delta.is_finite
-    assert fault_of(implementation, delta.payload, base=base) == (Fault.NONE, words.tobytes())
+    assert fault_of(implementation, delta.payload, base=base) == (PayloadFault.NONE, words.tobytes())
 
 
 def test_every_fault_says_what_is_wrong() -> None:
     """Payloads of each are refused by every implementation in test_vectors.py."""
-    assert {fault for _, fault in FAULTS.values()} == set(Fault) - {Fault.NONE}
-    assert all(fault.meaning for fault in Fault if fault is not Fault.NONE)
+    assert {fault for _, fault in FAULTS.values()} == set(PayloadFault) - {PayloadFault.NONE}
+    assert all(fault.meaning for fault in PayloadFault if fault is not PayloadFault.NONE)
 
 
 @each
 def test_what_is_just_within_bounds_is_taken(implementation: Implementation) -> None:
     sizes = one_change(sign=1).surprise(1 - 7).surprise(5).number(0, 0).surprise(14 - 5).number(32766, 14)
     fault, made = fault_of(implementation, sizes.to_bytes(), base=FAULTS_BASE)
-    assert (fault, np.frombuffer(made, np.uint16)[0]) == (Fault.NONE, FAULTS_BASE[0] ^ 0x8000)
+    assert (fault, np.frombuffer(made, np.uint16)[0]) == (PayloadFault.NONE, FAULTS_BASE[0] ^ 0x8000)
     last = well_begun().surprise(1 - 7).surprise(6).number(19, 0).bits(0, 1).surprise(-7)
     fault, made = fault_of(implementation, last.to_bytes(), base=FAULTS_BASE)
-    assert (fault, np.frombuffer(made, np.uint16)[19]) == (Fault.NONE, FAULTS_BASE[0] + 1)
+    assert (fault, np.frombuffer(made, np.uint16)[19]) == (PayloadFault.NONE, FAULTS_BASE[0] + 1)
 
 
 @each
@@ -168,7 +168,7 @@ def test_every_cut_of_a_payload_is_refused(implementation: Implementation) -> No
     base = trained_words(2000, seed=7)
     payload = coded(trained_step(base, seed=8, step=1e-5), base=base)
     for size in range(len(payload)):
-        assert fault_of(implementation, payload[:size], base=base)[0] is not Fault.NONE
+        assert fault_of(implementation, payload[:size], base=base)[0] is not PayloadFault.NONE
 
 
 @each
@@ -215,7 +215,7 @@ def test_the_kernel_has_the_numbers_of_the_format() -> None:
     assert numbers == expected
     faults = re.search(r"enum fault \{ (.*) \}", header)
     assert faults is not None
-    assert faults[1].split(", ") == [fault.name for fault in Fault]
+    assert faults[1].split(", ") == [fault.name for fault in PayloadFault]
 
 
 @pytest.mark.needs("kernel")

@@ -8,7 +8,7 @@ import pytest
 
 from node.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.rpc.channel import ConnectionLost
-from node.weights.planning.link_time import Link, Progress
+from node.weights.planning.link_time import FetchProgress, Link
 from node.weights.planning.pursuit import MOST_DROPS
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.head_pursuit import HeadPursuit
@@ -26,7 +26,7 @@ class LinkOnly(Fetcher):
 
     def __init__(self, link: Link, *, pushed: Artifact | None = None) -> None:
         self.link = link
-        self.progress = Progress(began_at_s=0.0)
+        self.progress = FetchProgress(began_at_s=0.0)
         self.pushed = pushed
         self.patience: list[tuple[int, float]] = []
         """Waits for a push: the version each starts from, seconds."""

@@ -9,7 +9,7 @@ import pytest
 from node.errors import RefusedError
 from node.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.weights.planning.cheapest_chain import plan_catch_up
-from node.weights.planning.link_time import Link, Progress
+from node.weights.planning.link_time import FetchProgress, Link
 from node.weights.planning.pursuit import MOST_DROPS, ROUND_TRIPS, Pursuit
 from node.weights.store.offers import surplus
 from node.weights.transfer.head_pursuit import LOOK_AGAIN_S
@@ -43,7 +43,7 @@ def test_the_cheapest_way_in_bytes_is_taken_while_it_halves_the_distance() -> No
 
 def test_a_fetch_under_way_is_finished_where_something_else_would_not_be_here_much_sooner() -> None:
     far = measured(5.0)
-    begun = Progress(began_at_s=0.0)
+    begun = FetchProgress(began_at_s=0.0)
     assert far.is_worth_finishing(begun, KEYFRAME, instead=DELTA, now=1.0)  # 9 s instead of 10
     begun.signed(KEYFRAME.size_bytes, now=5.0)
     assert far.is_worth_finishing(begun, KEYFRAME, instead=DELTA, now=9.0)
@@ -51,7 +51,7 @@ def test_a_fetch_under_way_is_finished_where_something_else_would_not_be_here_mu
 
 def test_a_fetch_is_due_by_the_round_trips_and_bytes_it_still_needs() -> None:
     link = Link(2.0, 4 * MB)
-    begun = Progress(began_at_s=10.0)
+    begun = FetchProgress(began_at_s=10.0)
     assert (
         begun.remaining_s(link, size_bytes=8 * MB, now=11.0) == 5.0
     )  # two round trips, 2 s of bytes, 1 s ago
@@ -70,7 +70,7 @@ def test_a_fetch_is_due_by_the_round_trips_and_bytes_it_still_needs() -> None:
 
 
 def test_a_keyframe_of_minutes_is_left_for_a_delta_of_a_second() -> None:
-    begun = Progress(began_at_s=0.0, size_bytes=KEYFRAME.size_bytes, signed_at_s=0.1)
+    begun = FetchProgress(began_at_s=0.0, size_bytes=KEYFRAME.size_bytes, signed_at_s=0.1)
     narrow = measured(0.1, 1)
     assert not narrow.is_worth_finishing(begun, KEYFRAME, instead=DELTA, now=1.0)
     begun.arrived(KEYFRAME.size_bytes - MB // 2, now=99.0)
@@ -78,14 +78,14 @@ def test_a_keyframe_of_minutes_is_left_for_a_delta_of_a_second() -> None:
 
 
 def test_a_line_that_fell_silent_is_left_and_a_line_never_measured_is_not() -> None:
-    begun = Progress(began_at_s=0.0)
+    begun = FetchProgress(began_at_s=0.0)
     begun.signed(MB, now=0.01)
     assert not measured(0.01).is_worth_finishing(begun, KEYFRAME, instead=DELTA, now=1.0)
     assert Pursuit().is_worth_finishing(begun, KEYFRAME, instead=DELTA, now=1.0)
 
 
 def test_after_some_drops_in_a_row_everything_is_finished() -> None:
-    begun = Progress(began_at_s=0.0)
+    begun = FetchProgress(began_at_s=0.0)
     pursuit = measured(0.01)
     for _ in range(MOST_DROPS):
         assert not pursuit.is_worth_finishing(begun, KEYFRAME, instead=DELTA, now=60.0)
@@ -112,7 +112,7 @@ def test_a_rate_is_measured_on_bytes_enough_and_time_enough_and_follows_by_halve
 
 
 def test_a_fetch_is_silent_since_the_last_it_heard() -> None:
-    begun = Progress(began_at_s=0.0)
+    begun = FetchProgress(began_at_s=0.0)
     assert begun.silence_s(0.5) == 0.5
     begun.signed(8 * MB, now=0.5)
     assert begun.silence_s(0.75) == 0.25
@@ -127,7 +127,7 @@ def test_a_fetch_is_silent_since_the_last_it_heard() -> None:
 
 def test_half_is_enough_to_keep_up_and_not_enough_to_drop_a_fetch() -> None:
     assert measured(0.5, version_s=2.0).keeps_up([DELTA], behind_versions=1)
-    begun, near = Progress(began_at_s=0.0), measured(1.0)
+    begun, near = FetchProgress(began_at_s=0.0), measured(1.0)
     assert near.is_worth_finishing(begun, KEYFRAME, instead=DELTA, now=3.9)
     assert not near.is_worth_finishing(begun, KEYFRAME, instead=DELTA, now=4.0)
     assert near.is_worth_finishing(begun, KEYFRAME, instead=None, now=4.0)
@@ -263,7 +263,7 @@ class Sampler:
         """Fetch, after so many round trips, until it is whole, refused, cut or dropped."""
         world, started_s = self.world, self.now
         self.begun += 1
-        progress = Progress(self.now if began_s is None else began_s)
+        progress = FetchProgress(self.now if began_s is None else began_s)
         if first == ROUND_TRIPS:
             there_s = self.now + world.trip_s()
             back_s = there_s + world.trip_s()

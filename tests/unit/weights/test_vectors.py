@@ -8,7 +8,7 @@ import pytest
 from bench.whole_versions import WholeVersion
 from node.weights.assembly.held import HeldPolicy
 from node.weights.codec.exponent_conditioned.choice import Implementation
-from node.weights.codec.exponent_conditioned.payload_format import Fault
+from node.weights.codec.exponent_conditioned.payload_format import PayloadFault
 from node.weights.codec.frame_codec import decode_frame
 from node.weights.format.digests import Words, payload_digest, version_root, words_check, words_digest
 from node.weights.format.dtypes import DTYPES
@@ -45,7 +45,7 @@ def test_every_implementation_makes_and_reads_the_payloads(
         bytes.fromhex(vector["payload"]),
     )
     assert implementation.encode(words, base=base, limit_bytes=1 << 20).payload == payload
-    assert fault_of(implementation, payload, base=base) == (Fault.NONE, words.tobytes())
+    assert fault_of(implementation, payload, base=base) == (PayloadFault.NONE, words.tobytes())
 
 
 @each

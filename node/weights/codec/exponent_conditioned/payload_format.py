@@ -39,7 +39,7 @@ COST_ONES: Final = 24
 """The encoder compares parameters as if no number had more ones than this."""
 
 
-class Fault(enum.IntEnum):
+class PayloadFault(enum.IntEnum):
     """Why a payload is refused. The kernel returns these numbers."""
 
     NONE = 0
@@ -57,21 +57,21 @@ class Fault(enum.IntEnum):
 
 
 _MEANINGS: Final = {
-    Fault.NONE: "it is sound",
-    Fault.TRUNCATED: "it ends within a field",
-    Fault.TRAILING: "something follows its last field",
-    Fault.NUMBER: "a number is larger than any frame",
-    Fault.PARAMETER: "a parameter is out of range",
-    Fault.COUNT: "a class has no changes or more than there are words",
-    Fault.POSITION: "a change is past the last word of its class",
-    Fault.SIZE: "a step is larger than a word",
+    PayloadFault.NONE: "it is sound",
+    PayloadFault.TRUNCATED: "it ends within a field",
+    PayloadFault.TRAILING: "something follows its last field",
+    PayloadFault.NUMBER: "a number is larger than any frame",
+    PayloadFault.PARAMETER: "a parameter is out of range",
+    PayloadFault.COUNT: "a class has no changes or more than there are words",
+    PayloadFault.POSITION: "a change is past the last word of its class",
+    PayloadFault.SIZE: "a step is larger than a word",
 }
 
 
 class BrokenPayloadError(Exception):
     """No encoder makes this payload."""
 
-    def __init__(self, fault: Fault) -> None:
+    def __init__(self, fault: PayloadFault) -> None:
         super().__init__(fault.meaning)
         self.fault = fault
 

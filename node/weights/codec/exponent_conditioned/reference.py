@@ -26,7 +26,7 @@ from node.weights.codec.exponent_conditioned.payload_format import (
     SAMPLE_WORDS,
     BrokenPayloadError,
     Delta,
-    Fault,
+    PayloadFault,
 )
 from node.weights.format.digests import Words, words_digest
 
@@ -56,7 +56,7 @@ def decode(payload: bytes, *, base: Words, out: Words) -> int:
     first = bits.take(8)
     present = bits.take(CLASSES)
     if present == 0:
-        raise BrokenPayloadError(Fault.COUNT)
+        raise BrokenPayloadError(PayloadFault.COUNT)
     reader = _ClassReader(bits, words=out.size)
     changes = [(number, *reader.take()) for number in range(CLASSES) if present >> number & 1]
     bits.finish()
@@ -65,7 +65,7 @@ def decode(payload: bytes, *, base: Words, out: Words) -> int:
     for number, ranks, steps in changes:
         members = np.flatnonzero(classes == number)
         if ranks[-1] >= members.size:
-            raise BrokenPayloadError(Fault.POSITION)
+            raise BrokenPayloadError(PayloadFault.POSITION)
         out[members[ranks]] += steps
     return words_digest(out)
 
@@ -199,7 +199,7 @@ class BitReader:
         ones = (~window & window + 1).bit_length() - 1
         growth = max(0, ones - GROWS_AT)
         if low_bits + growth > NUMBER_BITS:
-            raise BrokenPayloadError(Fault.NUMBER)
+            raise BrokenPayloadError(PayloadFault.NUMBER)
         start = ones if ones < GROWS_AT else GROWS_AT - 1 + (1 << growth)
         low = window >> ones + 1 & (1 << low_bits + growth) - 1
         self._advance(ones + 1 + low_bits + growth)
@@ -212,12 +212,12 @@ class BitReader:
         """
         left = self._end - self._at
         if left > 7 or self.take(left) != 0:
-            raise BrokenPayloadError(Fault.TRAILING)
+            raise BrokenPayloadError(PayloadFault.TRAILING)
 
     def _advance(self, width: int) -> None:
         self._at += width
         if self._at > self._end:
-            raise BrokenPayloadError(Fault.TRUNCATED)
+            raise BrokenPayloadError(PayloadFault.TRUNCATED)
 
 
 class _ClassWriter:
@@ -284,7 +284,7 @@ class _ClassReader:
         """
         ranks = self._take_subset(self._positions, most=self._words_left, end=self._words)
         if ranks.size == 0:
-            raise BrokenPayloadError(Fault.COUNT)
+            raise BrokenPayloadError(PayloadFault.COUNT)
         self._words_left -= ranks.size
         signs = self._bits.take(ranks.size).to_bytes(-(-ranks.size // 8), "little")
         is_down = np.unpackbits(np.frombuffer(signs, np.uint8), count=ranks.size, bitorder="little")
@@ -297,7 +297,7 @@ class _ClassReader:
                 size = self._bits.take_number(size_bits) + 2
                 # As in two's complement, the largest step goes down only.
                 if size >= LARGEST_STEP + int(is_down[place]):
-                    raise BrokenPayloadError(Fault.SIZE)
+                    raise BrokenPayloadError(PayloadFault.SIZE)
                 sizes[place] = size
         return ranks, np.where(is_down, -sizes, sizes).astype(np.uint16)
 
@@ -305,12 +305,12 @@ class _ClassReader:
         width = next_.width + self._take_surprise()
         next_.width = width
         if not 0 <= width <= NUMBER_BITS + 1:
-            raise BrokenPayloadError(Fault.PARAMETER)
+            raise BrokenPayloadError(PayloadFault.PARAMETER)
         if width == 0:
             return np.empty(0, np.int64)
         count = 1 << width - 1 | self._bits.take(width - 1)
         if count > most:
-            raise BrokenPayloadError(Fault.COUNT)
+            raise BrokenPayloadError(PayloadFault.COUNT)
         mode = next_.mode + 1 + self._take_surprise()
         next_.mode = mode
         low_bits = _checked_low_bits(mode if mode >= 0 else -1 - mode)
@@ -322,7 +322,7 @@ class _ClassReader:
         for place in range(count):
             member += 1 + self._bits.take_number(low_bits)
             if member >= end:
-                raise BrokenPayloadError(Fault.POSITION)
+                raise BrokenPayloadError(PayloadFault.POSITION)
             members[place] = member
         return members
 
@@ -333,7 +333,7 @@ class _ClassReader:
             run = self._bits.take_number(low_bits)
             # Each run ends with a word that is no member, so that empty runs end too.
             if run > count - place or start + run > end:
-                raise BrokenPayloadError(Fault.POSITION)
+                raise BrokenPayloadError(PayloadFault.POSITION)
             members[place : place + run] = np.arange(start, start + run)
             place += run
             start += run + 1
@@ -367,5 +367,5 @@ def _runs(members: NDArray[np.intp]) -> Numbers:
 
 def _checked_low_bits(low_bits: int) -> int:
     if not 0 <= low_bits <= NUMBER_BITS:
-        raise BrokenPayloadError(Fault.PARAMETER)
+        raise BrokenPayloadError(PayloadFault.PARAMETER)
     return low_bits

@@ -18,7 +18,7 @@ from node.weights.codec.exponent_conditioned.payload_format import (
     INFINITY_BITS,
     BrokenPayloadError,
     Delta,
-    Fault,
+    PayloadFault,
 )
 from node.weights.format.digests import Words, words_digest
 
@@ -113,7 +113,7 @@ class Kernel:
             self._path, payload, len(payload), _at(base), _at(out), out.size, scratch, facts
         )
         if fault:
-            raise BrokenPayloadError(Fault(fault))
+            raise BrokenPayloadError(PayloadFault(fault))
         return facts.digest or words_digest(out)
 
     def join(self, rest: bytes, exponents: bytes, *, out: Words) -> int:

@@ -32,7 +32,7 @@ class ProgramError(Exception):
 
     One kind, so that nothing between the program and the tests takes it for its own: ``map``, ``all`` and
     ``for`` end at StopIteration, ``for`` over ``__getitem__`` at IndexError, ``Mapping.get`` at KeyError.
-    Handlers that are written in the tests see it as the builtin kind that the program raised: ``Handlers``.
+    Handlers that are written in the tests see it as the builtin kind that the program raised.
     """
 
     def __init__(self, text: str, kind: type[BaseException] = Exception) -> None:

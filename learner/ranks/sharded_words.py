@@ -1,7 +1,7 @@
 """Versions whose frames are shared out over ranks: each has, keeps and codes the words of its own.
 
-    first rank --order--> every rank, round after round: fills its next frames, hands them to its threads
-        ^                                                                                |
+    first rank --instruction--> every rank, round after round: fills its next frames, which its threads code
+        ^                                                                                   |
         '------- records, digests, payloads of the round before: by way of a file a rank, to the draft
 
 A rank keeps the words of its own frames twice, as published and as being made; beyond them, two rounds under
@@ -35,9 +35,9 @@ from learner.ranks.frame_work import (
     payload_sizes,
     results_of,
 )
-from learner.ranks.order_stream import OrderStream
+from learner.ranks.instruction_stream import InstructionStream
+from learner.training.instructions import Instruction
 from learner.training.master_words import Spool
-from learner.training.orders import Order
 from learner.training.version_coder import Put
 from node.weights.assembly.encode import CodedFrame
 from node.weights.assembly.merge import MergedFrame
@@ -52,7 +52,7 @@ Results = Generator[tuple[int, FrameResult], None, None]
 """Frames and what became of them."""
 
 
-class SharedWords:
+class ShardedWords:
     """The words of a policy that several ranks have, seen from one of them.
 
     On the first rank these are ``PolicyWords`` and a ``VersionCoder``; the others ``follow``.
@@ -61,11 +61,11 @@ class SharedWords:
     def __init__(
         self,
         work: FrameWork,
-        stream: OrderStream,
+        stream: InstructionStream,
         *,
         failures_named: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """Do this rank's ``work``, as orders in ``stream`` say.
+        """Do this rank's ``work``, as instructions in ``stream`` say.
 
         Args:
             failures_named: raises what other ranks' failures lead to as an error that names them.
@@ -83,7 +83,7 @@ class SharedWords:
         """Whether there is a version to code against."""
         return self._work.words.has_published
 
-    def coder(self, *, threads: int, spool: Spool) -> "SharedWords":
+    def coder(self, *, threads: int, spool: Spool) -> "ShardedWords":
         """Return itself: how many threads code was said when it was made, on every rank."""
         self._spool = spool
         return self
@@ -109,7 +109,7 @@ class SharedWords:
     def keep(self) -> None:
         """See ``VersionCoder``."""
         with self._lock, self._failures_named():
-            self._stream.send(Order("keep", {}))
+            self._stream.send(Instruction("keep", {}))
             self._work.words.keep()
 
     def merge(
@@ -129,26 +129,26 @@ class SharedWords:
 
     def end(self, *, limit_s: float | None = None) -> None:
         """Tell the other ranks that nothing is asked for any more. First rank; ``limit_s``: see ``send``."""
-        self._stream.send(Order("end", {}), limit_s=limit_s)
+        self._stream.send(Instruction("end", {}), limit_s=limit_s)
 
     def follow(self) -> None:
         """Do what the first rank asks for, until it needs no more. Another rank."""
-        while (order := self._stream.receive()).name != "end":
-            if order.name == "keep":
+        while (instruction := self._stream.receive()).name != "end":
+            if instruction.name == "keep":
                 self._work.words.keep()
             else:
-                self._take_part(order)
+                self._take_part(instruction)
 
-    def _take_part(self, order: Order) -> None:
-        manifests, before = [parse(signed[:-SIGNATURE_BYTES]) for signed in order.blobs], Round()
-        for frames in self._work.rounds(order.name):
+    def _take_part(self, instruction: Instruction) -> None:
+        manifests, before = [parse(signed[:-SIGNATURE_BYTES]) for signed in instruction.blobs], Round()
+        for frames in self._work.rounds(instruction.name):
             if self._hear() == _STOP:
                 before.wait()
                 return
             own = self._work.own(frames)
-            of_store = own if order.name in OF_STORE else ()
+            of_store = own if instruction.name in OF_STORE else ()
             steps = {frame: self._receive_steps(len(manifests)) for frame in of_store}
-            begun = self._work.begin(order.name, frames, manifests, steps)
+            begun = self._work.begin(instruction.name, frames, manifests, steps)
             self._tell(before)
             before = begun
         if self._hear() == _GO:
@@ -164,7 +164,7 @@ class SharedWords:
         """
         manifests = () if stored is None else stored.manifests
         with self._lock, self._failures_named():
-            self._stream.send(Order(name, {}, [manifest.signed for manifest in manifests]))
+            self._stream.send(Instruction(name, {}, [manifest.signed for manifest in manifests]))
             under_way, is_told = [Round()], False
             try:
                 for frames in self._work.rounds(name):

@@ -1,4 +1,4 @@
-"""Orders: what the first rank has every rank's ``Trainer`` do, as JSON and arrays; nothing is pickled."""
+"""Instructions: what the first rank has other ranks do, as JSON and arrays; nothing is pickled."""
 
 import itertools
 import json
@@ -17,7 +17,7 @@ from node.wire.rollouts import group_from_wire, group_to_wire
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Order:
+class Instruction:
     """Something to do, and what it takes."""
 
     name: str
@@ -40,7 +40,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StepOrder:
+class StepInputs:
     """A step to take."""
 
     groups: Sequence[RolloutGroup]
@@ -52,8 +52,8 @@ class StepOrder:
     """See ``objective_batch``."""
 
     @property
-    def order(self) -> Order:
-        """The order that says it."""
+    def instruction(self) -> Instruction:
+        """What tells the other ranks to take it."""
         encoded = [group_to_wire(group) for group in self.groups]
         expected = self.expected_kl_nats
         values = {
@@ -64,18 +64,18 @@ class StepOrder:
         }
         blobs = [part for group in encoded for part in group.parts]
         blobs += [np.asarray(nats, "<f8").tobytes() for nats in expected or ()]
-        return Order("step", values, blobs)
+        return Instruction("step", values, blobs)
 
     @classmethod
-    def of(cls, order: Order, *, objective: str) -> Self:
-        """Read an order.
+    def of(cls, instruction: Instruction, *, objective: str) -> Self:
+        """Read an instruction.
 
         Args:
             objective: the configured one; another that is not built in is not imported.
         Raises:
-            StartupError: the order's objective is neither built in nor configured.
+            StartupError: its objective is neither built in nor configured.
         """
-        told = order.values
+        told = instruction.values
         settings = StepSettings.model_validate(told["settings"])
         if settings.objective not in MENU and settings.objective != objective:
             raise StartupError(
@@ -83,8 +83,8 @@ class StepOrder:
                 fix="Start all ranks with one configuration.",
             )
         count = told["groups"]
-        parts = iter(order.blobs[: 2 * count])
-        expected = [np.frombuffer(blob, "<f8") for blob in order.blobs[2 * count :]]
+        parts = iter(instruction.blobs[: 2 * count])
+        expected = [np.frombuffer(blob, "<f8") for blob in instruction.blobs[2 * count :]]
         return cls(
             [
                 group_from_wire(EncodedGroup(header, columns))
