@@ -3,7 +3,7 @@
     python -m bench.grants                                 64, 512, 4096 and 65 536 open slots
     python -m bench.grants >> bench/results/grants.jsonl   keeps the lines; the table goes to the terminal
 
-what       decision: decided and applied, in memory. ledger: the same through ``Transactions`` and a real
+what       decision: decided and applied, in memory. ledger: the same through ``RunLedger`` and a real
            SQLite file, one fsync a lease, asked for by 64 callers at once
 per_s      grants of one lease each
 us         by the clock, for one
@@ -15,8 +15,9 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -25,13 +26,13 @@ from prometheus_client import CollectorRegistry
 from node.clock import SystemClock
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
-from node.coordinator.transactions import Transactions
-from node.coordinator.work import decisions
+from node.coordinator.run_ledger import RunLedger
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Balance, Transaction
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.decisions import Decision, Released, release
+from node.coordinator.work.decision import Decide
 from node.coordinator.work.group_check import Work
+from node.coordinator.work.leasing import LeaseRequest, Released, ReturnedLeases, lease, release
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.run_terms import RunTerms
 from node.coordinator.work.slot_table import SlotBalance
@@ -116,15 +117,13 @@ def _accounts(slots: tuple[Slot, ...]) -> Accounts:
     return accounts
 
 
-def _lease(accounts: Accounts, sampler_id: str) -> Callable[[float], Decision[LeaseGrant]]:
-    return lambda now: decisions.lease(
-        accounts, sampler_id=sampler_id, wanted=1, held=PolicyVersion(0), now=now
-    )
+def _lease(sampler_id: str) -> Decide[LeaseGrant]:
+    return partial(lease, request=LeaseRequest(sampler_id, 1, PolicyVersion(0)))
 
 
-def _release(accounts: Accounts, sampler_id: str, grant: LeaseGrant) -> Callable[[float], Decision[Released]]:
-    lease_ids = tuple(lease.lease_id for lease in grant.leases)
-    return lambda now: release(accounts, sampler_id=sampler_id, lease_ids=lease_ids, failed=(), now=now)
+def _release(sampler_id: str, grant: LeaseGrant) -> Decide[Released]:
+    lease_ids = tuple(one.lease_id for one in grant.leases)
+    return partial(release, request=ReturnedLeases(sampler_id, lease_ids))
 
 
 def _decided(slots: tuple[Slot, ...], *, seconds: float) -> float:
@@ -133,11 +132,11 @@ def _decided(slots: tuple[Slot, ...], *, seconds: float) -> float:
     while time.perf_counter() < ends_s:
         sampler_id = f"s{grants % SAMPLERS}"
         started_s = time.perf_counter()
-        leased = _lease(accounts, sampler_id)(now)
+        leased = _lease(sampler_id)(accounts, now=now)
         accounts.apply(leased.transaction, now=now)
         took_s += time.perf_counter() - started_s
         grants += 1
-        accounts.apply(_release(accounts, sampler_id, leased.answer)(now).transaction, now=now)
+        accounts.apply(_release(sampler_id, leased.answer)(accounts, now=now).transaction, now=now)
     return grants / took_s
 
 
@@ -148,21 +147,21 @@ async def _recorded(slots: tuple[Slot, ...], *, seconds: float) -> float:
         accounts = _accounts(slots)
         clock, metrics = SystemClock(), CoordinatorMetrics(CollectorRegistry())
         faults = OwnFaults(clock.monotonic)
-        transactions = Transactions(ledger, accounts, metrics=metrics, faults=faults, clock=clock)
+        run_ledger = RunLedger(ledger, accounts, metrics=metrics, faults=faults, clock=clock)
         ends_s = time.perf_counter() + seconds
 
         async def ask(sampler_id: str) -> int:
             grants = 0
             while time.perf_counter() < ends_s:
-                grant = await transactions.settle(_lease(accounts, sampler_id))
-                await transactions.settle(_release(accounts, sampler_id, grant))
+                grant = await run_ledger.decide(_lease(sampler_id))
+                await run_ledger.decide(_release(sampler_id, grant))
                 grants += 1
             return grants
 
         started_s = time.perf_counter()
         grants = sum(await asyncio.gather(*(ask(f"s{n}") for n in range(CALLERS))))
         took_s = time.perf_counter() - started_s
-        await transactions.close()
+        await run_ledger.close()
     return 2 * grants / took_s  # a lease given back costs as much as one granted
 
 

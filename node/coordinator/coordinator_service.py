@@ -5,17 +5,19 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
-from node.clock import Clock
+from node.coordinator.door import Door
 from node.coordinator.live_status import LiveStatus
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import Peers
 from node.coordinator.published import Published
 from node.coordinator.reward_checking import RewardChecking
-from node.coordinator.spool import Spool
 from node.coordinator.trust_upkeep import TrustUpkeep
+from node.coordinator.work import upkeep
+from node.coordinator.work.accounts import Accounts
 from node.errors import RefusedError
 from node.rpc.server import RpcServer
 from node.spare_memory import GIVE_BACK_EVERY_S, give_back
@@ -32,8 +34,7 @@ UPKEEP_S: Final = 1.0
 class CoordinatorService:
     """Serves until stopped; the ledger is closed when nobody can ask for it any more."""
 
-    spool: Spool
-    peers: Peers
+    door: Door
     table: PeerTable
     store: ArtifactStore
     bucket: BucketMirror | None
@@ -44,7 +45,6 @@ class CoordinatorService:
     servers: Sequence[RpcServer]
     """The members' and, unless TLS is off, the enrolment's."""
     metrics: CoordinatorMetrics
-    clock: Clock
     name: str = "coordinator"
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _gave_back_at_s: float = float("-inf")
@@ -58,6 +58,16 @@ class CoordinatorService:
     def enrolment_address(self) -> str | None:
         """Where new peers enrol, host:port; None where TLS is off."""
         return self.servers[1].address if len(self.servers) > 1 else None
+
+    @property
+    def peers(self) -> Peers:
+        """The peers of the run; read only."""
+        return self.door.peers
+
+    @property
+    def accounts(self) -> Accounts:
+        """The accounts that the ledger adds up to; read only."""
+        return self.door.ledger.accounts
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
@@ -74,7 +84,7 @@ class CoordinatorService:
                     )
                     ready()
         finally:
-            await self.spool.close()
+            await self.door.close()
 
     async def _keep_up(self, stopping: asyncio.Event) -> None:
         stopped = asyncio.create_task(stopping.wait())
@@ -91,38 +101,47 @@ class CoordinatorService:
 
     async def _take_stock(self) -> None:
         """Do what time alone makes necessary."""
-        now = self.clock.now()
+        ledger, peers, now = self.door.ledger, self.peers, self.door.clock.now()
         await self.checking.turn(now)
         try:
             announced = await asyncio.to_thread(self.published.unlogged)
-            await self.spool.announce(announced)
-            await self.spool.evaluate(self.published.head())
-            evaluated = self.spool.accounts.evaluations.under_way
+            await ledger.decide(partial(upkeep.announced, request=announced))
+            await ledger.decide(upkeep.evaluation_turn)
+            head = self.published.head()
+            self.accounts.evaluations.plan(0 if head is None else head.number)
+            evaluated = self.accounts.evaluations.under_way
             self.store.await_readers_of(None if evaluated is None else evaluated.version)
-            await self.spool.expire()
+            self._note_time()
+            await ledger.decide(upkeep.expiry)
             await self.trust.turn()
         except RefusedError as refused:
             # Tried again at the next turn: nothing was changed.
             logger.warning("upkeep refused", extra={"reason": refused.reason, "detail": str(refused)})
-        for member in self.peers.expire(now):
+        for member in peers.expire(now):
             logger.warning(
                 "peer not heard of",
                 extra={"peer_role": member.peer.role, "node_id": member.peer.node_id, "state": member.state},
             )
-        held_back = self.spool.held_back
+        held_back = self.door.held_back
         self.metrics.paused.set(held_back.pause is not None)
         self.metrics.drained.set(len(held_back.drained))
-        head = self.peers.head
-        self.metrics.head.set(0 if head is None else head.number)
-        self.metrics.show(self.spool.accounts)
-        self.live.note(self.peers.step)
+        self.metrics.head.set(0 if peers.head is None else peers.head.number)
+        self.metrics.show(self.accounts)
+        self.live.note(peers.step)
         for _ in self.table.survey_parts(now):
             await asyncio.sleep(0)  # heartbeats are answered in between
         self.metrics.show_fleet(self.table.survey)
-        self.metrics.show_steps(self.peers.step, self.peers.teaching)
+        self.metrics.show_steps(peers.step, peers.teaching)
         if not 0 <= now - self._gave_back_at_s < GIVE_BACK_EVERY_S:
             self._gave_back_at_s = now
             await asyncio.to_thread(give_back)
+
+    def _note_time(self) -> None:
+        if set_back_s := self.accounts.note_time(self.door.clock.now()):
+            logger.warning(
+                "this machine's clock was set back",
+                extra={"seconds": round(set_back_s, 3), "note": "leases end within a full term"},
+            )
 
 
 async def _start(servers: Sequence[RpcServer], tasks: asyncio.TaskGroup, stopping: asyncio.Event) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from node.coordinator.fleet.membership import KnownPeer, PeerState
+from node.coordinator.fleet.peer_reports import HeartbeatReport
 from node.coordinator.fleet.survey import (
     NOTHING_SEEN,
     PEERS_PER_PART,
@@ -16,7 +17,7 @@ from node.coordinator.fleet.survey import (
     Surveyor,
     survey_every_s,
 )
-from node.coordinator.peers import HeartbeatReport, Peers
+from node.coordinator.peers import Peers
 from node.coordinator.work.accounts import Accounts
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer

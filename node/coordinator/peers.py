@@ -9,60 +9,28 @@ heartbeat look at all of them, with little work for each.
 """
 
 import random as randomness
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Final
 
 from node.coordinator.fleet.heartbeat_pause import drawn_pause_s, pause_s, silence_s
 from node.coordinator.fleet.membership import KnownPeer, Membership, PeerState
-from node.coordinator.fleet.pending_verdicts import PendingVerdicts
+from node.coordinator.fleet.peer_reports import HeartbeatAnswer, HeartbeatReport, Joining, Reported
+from node.coordinator.fleet.pending_verdicts import UnheardVerdicts
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work.accounts import Accounts
+from node.coordinator.work.model_check import SamplerModel, VerifierModel
 from node.coordinator.work.task_check import UNSAID, run_grader
 from node.identity.peer import Peer
 from node.limits import VERDICTS_PER_HEARTBEAT
 from node.peer_figures import MachineFigures, SamplerFigures
 from node.policy import PolicyVersion
-from node.protocol import OURS, Spoken
+from node.protocol import Spoken
 from node.run import Role, StepReport, Teaching, Unusual
 from node.verdict import GroupVerdict
 
 PENDING_VERDICTS: Final = 4 * VERDICTS_PER_HEARTBEAT
 """Verdicts kept for a sampler that does not heartbeat; then the oldest go. The ledger counts them all."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeartbeatReport:
-    held: PolicyVersion | None
-    clock_offset_s: float = 0.0
-    waits_for: str = ""
-    step: StepReport | None = None
-    teaching: Teaching | None = None
-    has_heard: bool = False
-    """Whether the answer before arrived: a peer writes the next heartbeat of a stream only then."""
-    instance: str = ""
-    best_version: int | None = None
-    """Learners: as written down for ``export --best``."""
-    changes: tuple[str, ...] = ()
-    """Learners: what an operator has changed lately, newest first."""
-    machine: MachineFigures | None = None
-    """None, as of the next one: as it said before."""
-    sampler: SamplerFigures | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class HeartbeatAnswer:
-    head: PolicyVersion | None
-    verdicts: tuple[GroupVerdict, ...]
-    must_repair: bool
-    next_heartbeat_s: float | None
-    """When the peer is to send its next heartbeat; None: after the configured interval."""
-    longest_lag_versions: int = 0
-    """The furthest any sampler is behind; this and the following fields are for learners only."""
-    best_version: int | None = None
-    """On held-out prompts; None: no version has a score."""
-    evaluating_version: int | None = None
-    is_evaluated: bool = False
 
 
 class Peers:
@@ -92,23 +60,14 @@ class Peers:
         self._membership = Membership(silent_after_s=silent_after_s)
         self._head = head
         self._metrics = metrics
-        self._reports: dict[Peer, HeartbeatReport] = {}
-        """The newest of each peer."""
-        self._machines: dict[Peer, MachineFigures] = {}
-        self._work: dict[Peer, SamplerFigures] = {}
-        """The numbers that each sampler reported last."""
-        self._waits_since_s: dict[Peer, float] = {}
-        """Since when each peer names the wait that it names now."""
-        self._speaks: dict[Peer, Spoken] = {}
+        self._known: dict[Peer, Reported] = {}
         self._few: dict[Peer, None] = {}
         """Known peers that are no samplers."""
         self._samplers: set[str] = set()
         """Node ids of known samplers."""
         self._configured_grader = grader_digest
-        self._graders: dict[Peer, bytes] = {}
-        """Sampler or verifier -> digest of its grader code."""
         accounts.grader = run_grader(UNSAID, configured=grader_digest, verifiers={})
-        self._pending: dict[str, PendingVerdicts] = {}
+        self._unheard = UnheardVerdicts(capacity=PENDING_VERDICTS)
         self.step: StepReport | None = None
         self.teaching: Teaching | None = None
 
@@ -117,28 +76,24 @@ class Peers:
         """The newest announced version; None before the first."""
         return self._head()
 
-    def join(
-        self,
-        peer: Peer,
-        held: PolicyVersion | None,
-        *,
-        now: float,
-        instance: str = "",
-        completes: bool = False,
-        grader_digest: bytes = b"",
-        speaks: Spoken = OURS,
-    ) -> KnownPeer:
+    def join(self, peer: Peer, joining: Joining, *, now: float) -> KnownPeer:
         """Admit a peer, or admit it again; see ``Membership.join``."""
-        member = self._membership.join(peer, now, instance=instance, completes=completes)
-        self._reports[peer] = HeartbeatReport(held)
-        self._waits_since_s[peer] = now
-        self._speaks[peer] = speaks
-        if peer.role is Role.SAMPLER:
-            self._samplers.add(peer.node_id)
-        else:
-            self._few[peer] = None
-        if grader_digest:
-            self._graders[peer] = grader_digest
+        member = self._membership.join(peer, now, instance=joining.instance, completes=joining.completes)
+        report = HeartbeatReport(joining.held)
+        known = self._known.get(peer)
+        if known is None:
+            known = self._known[peer] = Reported(report, now, joining.speaks)
+            if peer.role is Role.SAMPLER:
+                self._samplers.add(peer.node_id)
+            else:
+                self._few[peer] = None
+        known.report, known.waits_since_s, known.speaks = report, now, joining.speaks
+        if isinstance(joining.model, (SamplerModel, VerifierModel)):
+            known.unchecked = None if self._is_model_known() else joining.model
+        if isinstance(joining.model, SamplerModel) and joining.model.base.root:
+            known.said_base = joining.instance
+        if joining.grader_digest:
+            known.grader = joining.grader_digest
             if peer.role is Role.VERIFIER:
                 self._ask_verifiers()
         return member
@@ -146,12 +101,26 @@ class Peers:
     def instance(self, peer: Peer) -> str:
         return self._membership.instance(peer)
 
+    def check_model(self, peer: Peer) -> None:
+        """Check a peer that joined before the learner. Raises RefusedError: in what its model differs."""
+        known, learner = self._known.get(peer), self.accounts.learner
+        if known is not None and known.unchecked is not None and learner is not None:
+            known.unchecked.check(learner)
+            if self._is_model_known():
+                known.unchecked = None
+
+    def lacks_for_leases(self, peer: Peer) -> str:
+        """Return what a sampler lacks without which it is leased nothing; empty: nothing."""
+        learner, has_said_base = self.accounts.learner, self._known[peer].said_base == self.instance(peer)
+        if learner is not None and learner.base_root and not has_said_base:
+            return "base model"
+        return "grader" if self.objection_to_grader(peer) else ""
+
     def objection_to_grader(self, peer: Peer) -> str:
         """Return how a peer's grader code differs from the run's; empty where it does not."""
         work, digest = self.accounts.work, self.grader_of(peer)
-        return (
-            work.objection_to_grader(digest) if peer.role is Role.SAMPLER else work.grader.objection(digest)
-        )
+        is_sampler = peer.role is Role.SAMPLER
+        return work.objection_to_grader(digest) if is_sampler else work.grader.objection(digest)
 
     def check_present(self, peer: Peer) -> None:
         """Check that a peer has joined. Raises RefusedError: NOT_JOINED."""
@@ -168,13 +137,14 @@ class Peers:
         is_back = self._membership.heartbeat(peer, now, instance=heartbeat.instance)
         if is_back and peer.role is Role.VERIFIER:
             self._ask_verifiers()
-        if self._reports[peer].waits_for != heartbeat.waits_for:
-            self._waits_since_s[peer] = now
-        self._reports[peer] = heartbeat
+        known = self._known[peer]
+        if known.report.waits_for != heartbeat.waits_for:
+            known.waits_since_s = now
+        known.report = heartbeat
         if heartbeat.machine is not None:
-            self._machines[peer] = heartbeat.machine
+            known.machine = heartbeat.machine
         if heartbeat.sampler is not None:
-            self._work[peer] = heartbeat.sampler
+            known.sampler = heartbeat.sampler
         if heartbeat.step is not None:
             self.step = heartbeat.step
         if peer.role is Role.LEARNER and heartbeat.teaching is not None:
@@ -221,27 +191,28 @@ class Peers:
         return len(self._membership)
 
     def __contains__(self, peer: Peer) -> bool:
-        return peer in self._reports
+        return peer in self._known
 
     def report(self, peer: Peer) -> HeartbeatReport:
         """Return the newest report of a known peer."""
-        return self._reports[peer]
+        return self._known[peer].report
 
     def figures(self, peer: Peer) -> tuple[MachineFigures | None, SamplerFigures | None]:
         """Return the numbers that a peer reported last."""
-        return self._machines.get(peer), self._work.get(peer)
+        known = self._known[peer]
+        return known.machine, known.sampler
 
     def waits_since_s(self, peer: Peer) -> float:
         """Return since when a known peer names the wait that it names now."""
-        return self._waits_since_s[peer]
+        return self._known[peer].waits_since_s
 
     def speaks(self, peer: Peer) -> Spoken:
         """Return the protocols and the software of a known peer."""
-        return self._speaks[peer]
+        return self._known[peer].speaks
 
     def grader_of(self, peer: Peer) -> bytes:
         """Return the digest of a peer's grader code; empty: it did not say."""
-        return self._graders.get(peer, b"")
+        return self._known[peer].grader
 
     def live(self, role: Role) -> int:
         """Return how many peers of the role are in the run and not silent."""
@@ -256,18 +227,20 @@ class Peers:
     @property
     def exportable_best(self) -> int | None:
         """The best version as the learner has written it down; None: it has not, or is not there."""
-        learners = (self._reports[peer] for peer in self._few if peer.role is Role.LEARNER)
-        return next((one.best_version for one in learners if one.best_version is not None), None)
+        best = (report.best_version for _, report in self._learners())
+        return next((version for version in best if version is not None), None)
 
     @property
     def changes(self) -> tuple[Unusual, ...]:
         """Changes that operators made in the learner lately."""
-        learners = (peer for peer in self._few if peer.role is Role.LEARNER)
         return tuple(
             Unusual(f"learner with {what}", 1, (peer.node_id,))
-            for peer in learners
-            for what in self._reports[peer].changes
+            for peer, report in self._learners()
+            for what in report.changes
         )
+
+    def _learners(self) -> Iterator[tuple[Peer, HeartbeatReport]]:
+        return ((peer, self.report(peer)) for peer in self._few if peer.role is Role.LEARNER)
 
     def leave(self, peer: Peer) -> None:
         self._membership.leave(peer)
@@ -284,8 +257,7 @@ class Peers:
 
     def notify(self, sampler_id: str, verdict: GroupVerdict) -> None:
         """Keep a verdict until the sampler has heard it in the answer to a heartbeat."""
-        pending = self._pending.setdefault(sampler_id, PendingVerdicts(capacity=PENDING_VERDICTS))
-        self._metrics.dropped_verdicts.inc(pending.put(verdict))
+        self._metrics.dropped_verdicts.inc(self._unheard.put(sampler_id, verdict))
 
     def expire(self, now: float) -> tuple[KnownPeer, ...]:
         """Note who has fallen silent, drop what was kept for those that left; return who changed."""
@@ -296,24 +268,24 @@ class Peers:
         )
         self._membership.be_patient(silence_s(configured_s=self._silent_after_s, pause_s=self._pause_s))
         changed = self._membership.expire(now)
-        if len(self._reports) > len(self._membership):
+        if len(self._known) > len(self._membership):
             self._forget()
         if any(member.peer.role is Role.VERIFIER for member in changed):
             self._ask_verifiers()
-        for sampler_id in self._pending.keys() - self._samplers:
-            self._metrics.dropped_verdicts.inc(len(self._pending.pop(sampler_id)))
+        self._metrics.dropped_verdicts.inc(self._unheard.keep_only(self._samplers))
         self._metrics.heartbeat_pause.set(self._pause_s)
         return changed
 
     def _forget(self) -> None:
-        for peer in [peer for peer in self._reports if peer not in self._membership]:
-            del self._reports[peer], self._waits_since_s[peer], self._speaks[peer]
+        for peer in [peer for peer in self._known if peer not in self._membership]:
+            del self._known[peer]
             self._few.pop(peer, None)
-            self._graders.pop(peer, None)
-            self._machines.pop(peer, None)
-            self._work.pop(peer, None)
             if peer.role is Role.SAMPLER:
                 self._samplers.discard(peer.node_id)
+
+    def _is_model_known(self) -> bool:
+        """Whether the learner has said all there is to say of the run's model."""
+        return self.accounts.learner is not None and bool(self.accounts.learner.text_digest)
 
     def _next_heartbeat_s(self, peer: Peer) -> float | None:
         """Return when a peer is to send its next heartbeat; None: after the configured interval."""
@@ -325,7 +297,7 @@ class Peers:
         """Return the versions to the head of the sampler furthest behind that holds more than the base."""
         head = 0 if self.head is None else self.head.number
         held = (
-            self._reports[member.peer].held
+            self._known[member.peer].report.held
             for member in self._membership.members
             if member.peer.role is Role.SAMPLER and member.state is not PeerState.LEFT
         )
@@ -336,17 +308,20 @@ class Peers:
     def _ask_verifiers(self) -> None:
         """Note which code grades, by the verifiers that are here."""
         present = {
-            peer.node_id: self._graders[peer]
+            peer.node_id: digest
             for peer in self._few
-            if peer.role is Role.VERIFIER and peer in self._graders and self._membership.is_here(peer)
+            if peer.role is Role.VERIFIER
+            and self._membership.is_here(peer)
+            and (digest := self._known[peer].grader)
         }
         self.accounts.grader = run_grader(
             self.accounts.grader, configured=self._configured_grader, verifiers=present
         )
 
     def _verdicts_for(self, peer: Peer, *, has_heard: bool) -> tuple[GroupVerdict, ...]:
-        pending = self._pending.get(peer.node_id) if peer.role is Role.SAMPLER else None
-        return () if pending is None else pending.take(VERDICTS_PER_HEARTBEAT, has_heard=has_heard)
+        if peer.role is not Role.SAMPLER:
+            return ()
+        return self._unheard.take(peer.node_id, VERDICTS_PER_HEARTBEAT, has_heard=has_heard)
 
     def _must_repair(self, held: PolicyVersion | None) -> bool:
         if held is None or not held.root:

@@ -1,4 +1,4 @@
-"""Which versions were ever published: those the store offers now, and those the log remembers."""
+"""The versions that the store offers now: the head, and those that the ledger's log does not have yet."""
 
 import contextlib
 from dataclasses import dataclass
@@ -11,8 +11,6 @@ from node.weights.store.artifact_store import ArtifactStore
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Every version a peer may hold or have sampled with."""
-
     store: ArtifactStore
     accounts: Accounts
 
@@ -20,12 +18,9 @@ class Published:
         announcement = self.store.announcement()
         return None if announcement is None else announcement.head
 
-    def has(self, number: int) -> bool:
-        """Whether a version was ever announced, or is the base model, which needs no announcing."""
-        if number == 0 or number in self.accounts.versions:
-            return True
+    def is_on_offer(self, number: int) -> bool:
+        """Whether the store offers a version now."""
         announcement = self.store.announcement()
-        # Announced since the log was last written.
         return announcement is not None and any(a.key.version == number for a in announcement.artifacts)
 
     def unlogged(self) -> tuple[PolicyVersion, ...]:

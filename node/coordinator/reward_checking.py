@@ -10,24 +10,28 @@ Where verifiers grade, groups come by the same stream without rewards, and the f
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
+from node.clock import Clock
 from node.coordinator.data.rows import Rows
+from node.coordinator.learner_stream import LearnerStreams
 from node.coordinator.metrics import CoordinatorMetrics
-from node.coordinator.spool import Notify, Spool
-from node.coordinator.transactions import Transactions
-from node.coordinator.work import grading, trust
+from node.coordinator.run_ledger import RunLedger
+from node.coordinator.work import findings
+from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.check_queue import Held
-from node.coordinator.work.decisions import Decision
-from node.coordinator.work.trust import Checked
+from node.coordinator.work.decision import Decision
+from node.coordinator.work.findings import Checked, Found
+from node.coordinator.work.verdicts import Submitted
 from node.coordinator.work.verifier_places import GRADING_LIMIT_S, VerifierPlaces
 from node.errors import Reason, RefusedError
 from node.failure import Failure
 from node.rollout import EncodedGroup, GroupGrades, RewardCheck, RewardFinding
 from node.run import Unusual
+from node.verdict import Verdict
 from node.wire.rollouts import graded
 
 logger = logging.getLogger(__name__)
@@ -59,27 +63,27 @@ class RewardChecking:
 
     def __init__(
         self,
-        transactions: Transactions,
-        spool: Spool,
+        ledger: RunLedger,
+        learners: LearnerStreams,
         *,
         rows: Rows | None,
-        notify: Notify,
         metrics: CoordinatorMetrics,
+        clock: Clock,
     ) -> None:
-        self._transactions = transactions
-        self._accounts = transactions.accounts
-        self._checks = transactions.accounts.reward_checks
-        self._spool = spool
+        self._ledger = ledger
+        self._accounts = ledger.accounts
+        self._checks = ledger.accounts.reward_checks
+        self._learners = learners
         self._rows = rows
-        self._notify = notify
         self._metrics = metrics
-        self._clock = spool.clock
+        self._clock = clock
         self._verifiers: set[Verifier] = set()
         self._silent: set[Verifier] = set()
         self._unsettled: list[Held] = []
         """Groups to ask for again, because what was found could not be written or its stream has ended."""
         self._news = asyncio.Event()
-        spool.has_spooled = self._news.set
+        ledger.when(Submitted, self._note_submitted)
+        ledger.when(Checked, self._let_go)
         metrics.verifiers.set_function(lambda: len(self._verifiers))
 
     def admit(
@@ -126,7 +130,7 @@ class RewardChecking:
         self._verifiers.add(verifier)
         self._checks.verifiers.add(places)
         self._checks.open()
-        self._spool.wake_drain()
+        self._learners.wake()
         logger.info("verifier checks rewards", extra={"verifier": node_id, "noise_ratio": noise_ratio})
         return verifier
 
@@ -141,7 +145,7 @@ class RewardChecking:
         self._news.set()
         self._note_whether_open(verifier)
 
-    async def groups(self, verifier: Verifier) -> AsyncIterator[tuple[EncodedGroup, bytes]]:
+    async def groups(self, verifier: Verifier) -> AsyncGenerator[tuple[EncodedGroup, bytes]]:
         """Yield the groups that a verifier is to check, each with its row."""
         while verifier in self._verifiers:
             held = None
@@ -163,8 +167,8 @@ class RewardChecking:
         """Return the group to be checked; None where it is not there any more."""
         slot = self._accounts.slots.open_slots.get(held.slot)
         if slot is None:
-            return await self._transactions.read_kept(held.slot, held.group_id)
-        group = await self._transactions.read(slot)
+            return await self._ledger.kept_group(held.slot, held.group_id)
+        group = await self._ledger.group(slot)
         return group if group is not None and group.group_id == held.group_id else None
 
     async def note(self, verifier: Verifier, finding: RewardFinding) -> None:
@@ -185,25 +189,19 @@ class RewardChecking:
             await self._settle(held, finding, noise_ratio=verifier.noise_ratio)
 
     async def _settle(self, held: Held, finding: RewardFinding, *, noise_ratio: float = 0.0) -> None:
+        """Decide what a finding means. A stream that ends takes back no decision."""
+        found = Found(held, finding, noise_ratio)
         is_decided = False
-        group: EncodedGroup | None = None
-        gone = Checked(held.sampler_id)
 
-        def decide(now: float) -> Decision[Checked]:
+        def decide(accounts: Accounts, /, *, now: float) -> Decision[Checked]:
             nonlocal is_decided
             is_decided = True
-            if finding.grades is not None:
-                return Decision(gone) if group is None else grading.graded(self._accounts, group)
-            if finding.fault is not None and self._accounts.work.verifiers_grade:
-                return grading.failed(self._accounts, held, finding.fault, finding.detail, now=now)
-            return trust.reward_checked(self._accounts, held, finding, noise_ratio=noise_ratio, now=now)
+            return findings.found(accounts, found, now=now)
 
-        tell = partial(self._tell, held, finding)
         try:
             if finding.grades is not None:
-                group = await self._graded(held, finding.grades)
-            # A stream that ends takes back no decision: what is on disk is told in any case.
-            checked = await self._transactions.settle(decide, undo=tell)
+                found = replace(found, graded=await self._graded(held, finding.grades))
+            await self._ledger.decide(decide)
         except RefusedError as refused:
             self._unsettled.append(held)
             logger.error("finding not written", extra={"group_id": held.group_id, "detail": str(refused)})
@@ -211,8 +209,6 @@ class RewardChecking:
             if not is_decided:
                 self._unsettled.append(held)
             raise
-        else:
-            tell(checked)
 
     async def _graded(self, held: Held, grades: GroupGrades) -> EncodedGroup | None:
         """Return a group with its grades; None where it is not there any more.
@@ -221,36 +217,20 @@ class RewardChecking:
             RefusedError: these are not grades of this group, or the ledger cannot be read.
         """
         slot = self._accounts.slots.open_slots.get(held.slot)
-        group = None if slot is None else await self._transactions.read(slot)
+        group = None if slot is None else await self._ledger.group(slot)
         if group is None or group.group_id != held.group_id:
             return None
         now, digest = self._clock.now(), self._accounts.grader.digest
         self._metrics.observe_lag("graded", now - group.spooled_at_s)
         return graded(group, grades, grader_digest=digest, at_s=now)
 
-    def _tell(self, held: Held, finding: RewardFinding, checked: Checked) -> None:
-        """Tell everybody whom a finding concerns, once what it means is on disk."""
-        self._checks.let_go(held, is_checked=finding.outcome is not RewardCheck.SKIPPED)
-        self._spool.wake_drain(has_quarantines=bool(checked.proof))
-        self._metrics.reward_checks.labels(finding.outcome).inc()
-        about = {"sampler": held.sampler_id, "group_id": held.group_id, "detail": finding.detail}
-        if finding.outcome not in (RewardCheck.AGREED, RewardCheck.GRADED):
-            logger.warning("rewards not confirmed", extra={"outcome": finding.outcome, **about})
-        for verdict in checked.thrown_out:
-            self._metrics.groups.labels(verdict.verdict).inc()
-            self._notify(held.sampler_id, verdict)
-        if checked.proof:
-            self._metrics.proven_liars.inc()
-            self._metrics.thrown_out_groups.inc(len(checked.thrown_out))
-            logger.error(
-                "sampler lies about rewards; it is shut out, and what it made is sampled again",
-                extra={
-                    "sampler": held.sampler_id,
-                    "reason": checked.proof,
-                    "groups": len(checked.thrown_out),
-                    "fix": "look at its machine; `heterorl-node pardon` lets it in again, `revoke` never",
-                },
-            )
+    def _let_go(self, checked: Checked) -> None:
+        is_checked = checked.found.finding.outcome is not RewardCheck.SKIPPED
+        self._checks.let_go(checked.found.held, is_checked=is_checked)
+
+    def _note_submitted(self, submitted: Submitted) -> None:
+        if submitted.verdict is Verdict.SPOOLED:
+            self._news.set()
 
     async def turn(self, now: float) -> None:
         """Ask again where findings were lost, ask others where a verifier is slow, hold late checks against
@@ -275,7 +255,7 @@ class RewardChecking:
             await self._settle(held, RewardFinding(held.group_id, RewardCheck.UNGRADABLE, what, fault))
         self._news.set()  # a run that leases nothing meanwhile brings no other news of what is sent again
         if self._accounts.slots.open.undelivered:  # a lease's end, too, may let newcomers' groups go
-            self._spool.wake_drain()
+            self._learners.wake()
         for label, n in (("passed over", self._checks.passed_over), ("never", self._checks.unkept)):
             if n:
                 self._metrics.reward_checks.labels(label).inc(n)
@@ -301,7 +281,7 @@ class RewardChecking:
         about = {"sampler": held.sampler_id, "group_id": group_id, "verifier": verifier.node_id}
         logger.warning("check is late; its group waits, and it counts against the sampler", extra=about)
         try:
-            await self._transactions.settle(lambda now: trust.check_late(self._accounts, held, now=now))
+            await self._ledger.decide(partial(findings.check_late, request=held))
         except RefusedError as refused:
             logger.error("late check not written", extra={"group_id": group_id, "detail": str(refused)})
 
@@ -319,4 +299,4 @@ class RewardChecking:
             meanwhile = "groups wait" if waits else "rewards are believed, and checked afterwards"
             told = "no verifier is left" if not self._verifiers else "no verifier answers"
             logger.warning(told, extra={"verifier": verifier.node_id, "meanwhile": meanwhile})
-        self._spool.wake_drain()
+        self._learners.wake()

@@ -12,7 +12,7 @@ from node.coordinator.held_back import HeldBack
 from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import Peers
 from node.coordinator.work.capacity import Capacity
-from node.coordinator.work.decisions import room
+from node.coordinator.work.leasing import room
 from node.run import PeerQuery, PeerStatus, Role, RunStatus, SamplerStanding, Unusual
 from node.telemetry.own_faults import OwnFault, OwnFaults
 

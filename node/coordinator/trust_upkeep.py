@@ -7,11 +7,15 @@ pardoned  written by `heterorl-node pardon`, taken away once the ledger has it
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from node.coordinator.spool import Spool
+from node.coordinator.learner_stream import LearnerStreams
+from node.coordinator.run_ledger import RunLedger
+from node.coordinator.work import trust
+from node.coordinator.work.trust import NOTHING_UNDONE
 from node.identity.files import write_public
 from node.identity.peer import is_name
 from node.identity.revocation import RevocationList
@@ -37,7 +41,8 @@ def ask_pardon(path: Path, node_ids: Iterable[str]) -> None:
 class TrustUpkeep:
     """Looks at the files, once a second."""
 
-    spool: Spool
+    ledger: RunLedger
+    learners: LearnerStreams
     revocations: RevocationList
     pardons: Path
     share: Callable[[frozenset[str]], None] = lambda _: None
@@ -54,7 +59,7 @@ class TrustUpkeep:
         """
         revoked = frozenset(self.revocations.current().node_ids)
         if fresh := revoked - self._settled:
-            await self.spool.revoke(fresh)
+            await self._revoke(fresh)
         if revoked != self._shared:
             await asyncio.to_thread(self.share, revoked)
             self._shared = revoked
@@ -62,10 +67,21 @@ class TrustUpkeep:
         taken = self.pardons.with_name(f"{PARDONS}.taken")
         try:
             if names := await asyncio.to_thread(_take, self.pardons, taken):
-                await self.spool.pardon(None if EVERYBODY in names else names)
+                await self._pardon(None if EVERYBODY in names else names)
                 taken.unlink()
         except OSError as error:
             logger.error("pardons unreadable", extra={"path": str(self.pardons), "detail": error.strerror})
+
+    async def _revoke(self, node_ids: frozenset[str]) -> None:
+        undone = await self.ledger.decide(partial(trust.revocation, request=node_ids))
+        if undone != NOTHING_UNDONE:
+            logger.info("revoked nodes settled", extra={"nodes": len(node_ids), **asdict(undone)})
+
+    async def _pardon(self, node_ids: frozenset[str] | None) -> None:
+        undone = await self.ledger.decide(partial(trust.pardon, request=node_ids))
+        self.learners.wake(has_pardons=True)
+        nodes = "all" if node_ids is None else sorted(node_ids)
+        logger.info("samplers pardoned", extra={"nodes": nodes, "prompts": undone.prompts})
 
 
 def _take(path: Path, taken: Path) -> frozenset[str]:

@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from heterorl.v1 import membership_pb2
-from node.coordinator import run_members
+from node.coordinator import membership_servicer
 from node.protocol import OURS, Spoken
 from support.hub import RunningHub, members, reason
 from support.waiting import eventually
@@ -67,13 +67,13 @@ async def test_the_numbers_of_a_heartbeat_are_in_the_status_and_on_the_coordinat
 async def test_in_a_large_fleet_those_who_ask_for_the_state_at_once_share_an_answer(
     hub: RunningHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_members, "LARGE_FLEET_PEERS", 2)
+    monkeypatch.setattr(membership_servicer, "LARGE_FLEET_PEERS", 2)
     async with members(hub) as (learner, sampler):
         before = await learner.status()
         assert len(before.peers) == 2
         await sampler.lease()
         assert await sampler.status() == before
-        hub.clock.advance(run_members.SHARED_STATUS_S)
+        hub.clock.advance(membership_servicer.SHARED_STATUS_S)
         assert (await sampler.status()).slots["leased"] == 1
 
 

@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 
 from heterorl.v1 import membership_pb2, rollout_pb2
-from node.coordinator import transactions
+from node.coordinator import run_ledger
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work.balance import Transaction
 from node.run import Role
@@ -94,10 +94,10 @@ async def crowded_hub(made: MadeRun) -> AsyncIterator[tuple[RunningHub, HandPeer
 async def test_beside_a_thousand_callers_heartbeats_are_answered_and_only_those_who_wait_are_leased_to(
     made: MadeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactions, "WAIT_S", 2 * TIMEOUT_S)
+    monkeypatch.setattr(run_ledger, "WAIT_S", 2 * TIMEOUT_S)
     gate = Gate(monkeypatch)
     async with crowded_hub(made) as (hub, sampler, crowd):
-        held = hub.hub.spool.accounts.slots.open.by_holder
+        held = hub.hub.accounts.slots.open.by_holder
         # One stream, as a sampler has: its messages are spaced where there are too many, never refused.
         heartbeats = sampler.membership.Heartbeat(timeout=4 * TIMEOUT_S)
 
@@ -122,7 +122,7 @@ async def test_beside_a_thousand_callers_heartbeats_are_answered_and_only_those_
             asyncio.create_task(asking(crowd[n % SAMPLERS], patience_s=2 * TIMEOUT_S)) for n in range(CALLERS)
         ]
         # Heartbeats do not wait for the commit that all those wait for.
-        await answered_until(lambda: waiting() >= CALLERS - transactions.BATCH_REQUESTS)
+        await answered_until(lambda: waiting() >= CALLERS - run_ledger.BATCH_REQUESTS)
         gate.let(2)
         await answered_until(lambda: len(gate.begun) == 3 and heard() == sum(gate.begun[:2]))
         assert gate.begun[2] > 0

@@ -7,6 +7,7 @@ import pytest
 
 from heterorl.v1 import membership_pb2
 from node.coordinator import live_status
+from node.coordinator.fleet.peer_reports import Joining
 from node.identity.peer import Peer
 from node.page.live_page import REFRESH_S, LivePage
 from node.run import Role
@@ -62,7 +63,7 @@ async def test_the_page_has_its_time_and_begins_with_peers_that_are_silent(made:
     async with joined(made) as (hub, learner, _):
         peers = hub.hub.peers
         for name in ("gone", "here"):
-            peers.join(Peer(made.run_id, Role.SAMPLER, name), None, now=hub.clock.now())
+            peers.join(Peer(made.run_id, Role.SAMPLER, name), Joining(None), now=hub.clock.now())
         peers.expire(hub.clock.now() + 1000)
         hub.clock.advance(REFRESH_S)
         await learner.heartbeat()

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from node.coordinator.peers import HeartbeatAnswer, HeartbeatReport, Peers
+from node.coordinator.fleet.peer_reports import HeartbeatAnswer, HeartbeatReport
+from node.coordinator.peers import Peers
 from node.identity.peer import Peer
 from node.policy import PolicyVersion
 from node.run import Role

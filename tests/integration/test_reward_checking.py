@@ -6,26 +6,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
 
-from node.coordinator.drain_stream import DrainStream
+from node.coordinator.learner_stream import LearnerStream, Quarantines
 from node.coordinator.ledger.ledger_check import examine
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.reward_checking import RewardChecking, Verifier
-from node.coordinator.spool import Quarantines, Spool
-from node.coordinator.transactions import Transactions
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.reward_checks import HELD_S, MOST_TRIES
-from node.coordinator.work.step_history import Hello
 from node.errors import Reason, RefusedError
-from node.policy import PolicyVersion
 from node.rollout import EncodedGroup, RewardCheck, RewardFinding
 from node.run import StepRecord
-from node.telemetry.own_faults import OwnFaults
-from node.verdict import GroupVerdict, Verdict
-from support.clock import ManualClock
-from support.coordinator import BOUNDS, LEARNER, make_accounts, make_answer
+from node.verdict import Verdict
+from support.coordinator import BOUNDS
+from support.door import OpenDoor
 
 WIDE = replace(BOUNDS, max_staleness_versions=50, concurrency_groups=64, buffer_groups=64)
 LIE = RewardFinding("0.1", RewardCheck.DISAGREED, "completion 0 claims 1")
@@ -53,9 +46,9 @@ class Checked:
     """A coordinator with a verifier, which was sent group 0.1 of sampler s1; its next write waits."""
 
     ledger: GatedLedger
+    directory: Path
     gate: asyncio.Event = field(default_factory=asyncio.Event)
-    clock: ManualClock = field(default_factory=ManualClock)
-    told: list[tuple[str, GroupVerdict]] = field(default_factory=list)
+    hub: OpenDoor = field(init=False)
     verifier: Verifier = field(init=False)
 
     def __post_init__(self) -> None:
@@ -63,37 +56,17 @@ class Checked:
 
     def start(self) -> None:
         """Begin with what the ledger holds."""
-        self.metrics = CoordinatorMetrics(CollectorRegistry())
-        self.accounts = make_accounts(self.ledger.balance(), now=self.clock.now(), bounds=WIDE)
-        transactions = Transactions(
-            self.ledger,
-            self.accounts,
-            metrics=self.metrics,
-            faults=OwnFaults(self.clock.monotonic),
-            clock=self.clock,
-        )
-        self.spool = Spool(
-            transactions,
-            is_published=lambda version: version == 0,
-            notify=lambda *told: self.told.append(told),
-            metrics=self.metrics,
-            clock=self.clock,
-        )
+        self.hub = hub = OpenDoor(self.ledger, self.directory, bounds=WIDE)
+        self.accounts = hub.accounts
         self.checking = RewardChecking(
-            transactions,
-            self.spool,
-            rows=None,
-            notify=lambda *told: self.told.append(told),
-            metrics=self.metrics,
+            hub.run_ledger, hub.learners, rows=None, metrics=hub.metrics, clock=hub.clock
         )
 
     async def begin(self) -> None:
-        await self.spool.admit_learner(LEARNER)
+        await self.hub.admit_learner()
         self.verifier = self.checking.admit("v", task_digest=b"", groups=8, noise_ratio=0.0)
-        await self.spool.lease("s1", 1, PolicyVersion(0))
-        group = make_answer(self.accounts, "0.1")
-        submitted = await self.spool.submit(EncodedGroup(b"h", b"c", "0.1", "s1"), group.header)
-        assert submitted.verdict is Verdict.SPOOLED
+        await self.hub.lease("s1")
+        assert await self.hub.submit("0.1") is Verdict.SPOOLED
         await self.send()
         self.ledger.gate = self.gate
 
@@ -113,17 +86,17 @@ class Checked:
 async def checked(tmp_path: Path) -> AsyncIterator[Checked]:
     ledger = GatedLedger.open(tmp_path / "ledger.sqlite", run_id="run")
     ledger.loop, ledger.writes = asyncio.get_running_loop(), asyncio.Event()
-    opened = Checked(ledger)
+    opened = Checked(ledger, tmp_path)
     await opened.begin()
     yield opened
     opened.gate.set()
-    await opened.spool.close()
+    await opened.hub.close()
 
 
 async def test_a_proof_is_told_although_the_verifier_has_gone_before_it_is_on_disk(checked: Checked) -> None:
-    drain = await checked.spool.open_drain(Hello("learner", 1, 0))
+    drain = await checked.hub.open_stream()
     drain.add_credits(1)
-    delivered = aiter(checked.spool.deliver(drain))
+    delivered = aiter(checked.hub.learners.deliver(drain))
     noting = await checked.note(LIE)
     noting.cancel()
     await asyncio.wait({noting})
@@ -133,7 +106,7 @@ async def test_a_proof_is_told_although_the_verifier_has_gone_before_it_is_on_di
         told = await anext(delivered)
     assert isinstance(told, Quarantines)
     assert [one.sampler_id for one in told.samplers] == ["s1"]
-    assert [verdict.verdict for _, verdict in checked.told] == [Verdict.SUSPECT]
+    assert [verdict.verdict for _, verdict in checked.hub.told] == [Verdict.SUSPECT]
     assert not checked.accounts.reward_checks.is_held(0)
 
 
@@ -145,8 +118,8 @@ async def test_a_group_whose_finding_was_not_written_is_checked_again_and_meanwh
     checked.gate.set()
     await (await checked.note(RewardFinding("0.1", outcome)))
     assert checked.accounts.reward_checks.is_held(0)
-    assert checked.told == []
-    await checked.checking.turn(checked.clock.now())
+    assert checked.hub.told == []
+    await checked.checking.turn(checked.hub.clock.now())
     checked.ledger.is_full = False
     await checked.send()
     await (await checked.note(RewardFinding("0.1", outcome)))
@@ -154,11 +127,11 @@ async def test_a_group_whose_finding_was_not_written_is_checked_again_and_meanwh
     assert checked.accounts.standings.of("s1").is_proven_liar is (outcome is RewardCheck.DISAGREED)
 
 
-async def deliver(checked: Checked) -> DrainStream:
+async def deliver(checked: Checked) -> LearnerStream:
     """Open the learner's stream and take a group that it may be sent."""
-    drain = await checked.spool.open_drain(Hello("learner", 1, 0))
+    drain = await checked.hub.open_stream()
     drain.add_credits(9)
-    delivered = aiter(checked.spool.deliver(drain))
+    delivered = aiter(checked.hub.learners.deliver(drain))
     async with asyncio.timeout(10):
         while not isinstance(await anext(delivered), EncodedGroup):
             pass
@@ -170,15 +143,15 @@ async def test_a_lie_trained_on_while_the_verifier_was_silent_is_found_after_a_r
 ) -> None:
     """Its bytes stay in the ledger until it was checked, and no longer."""
     checked.gate.set()
-    checked.clock.advance(HELD_S + 1)
-    await checked.checking.turn(checked.clock.now())
+    checked.hub.clock.advance(HELD_S + 1)
+    await checked.checking.turn(checked.hub.clock.now())
     assert [one.what for one in checked.checking.unusual] == ["verifier that answers nothing"]
     drain = await deliver(checked)
-    await checked.spool.record_step(drain, StepRecord(1, ("0.1",), (0,)))
+    await checked.hub.learners.hear(drain, StepRecord(1, ("0.1",), (0,)))
     assert checked.accounts.reward_checks.owed == 1
 
     path = tmp_path / "ledger.sqlite"
-    await checked.spool.close()
+    await checked.hub.close()
     assert examine(path).problems == ()
     checked.ledger = GatedLedger.open(path, run_id="run")
     checked.start()
@@ -192,13 +165,12 @@ async def test_a_lie_trained_on_while_the_verifier_was_silent_is_found_after_a_r
 
 async def agree(checked: Checked, sampler_id: str) -> None:
     """Let the verifier agree with another sampler's next group."""
-    (lease,) = (await checked.spool.lease(sampler_id, 1, PolicyVersion(0))).leases
-    group = make_answer(checked.accounts, lease.lease_id)
-    await checked.spool.submit(EncodedGroup(b"h", b"c", lease.lease_id, sampler_id), group.header)
+    (lease_id,) = await checked.hub.lease(sampler_id)
+    await checked.hub.submit(lease_id, sampler_id)
     async with asyncio.timeout(10):
         sent, _ = await anext(checked.checking.groups(checked.verifier))
-    assert sent.group_id == lease.lease_id
-    await checked.checking.note(checked.verifier, RewardFinding(lease.lease_id, RewardCheck.AGREED))
+    assert sent.group_id == lease_id
+    await checked.checking.note(checked.verifier, RewardFinding(lease_id, RewardCheck.AGREED))
 
 
 async def test_a_check_that_is_late_while_others_are_answered_is_held_against_its_sampler(
@@ -208,13 +180,13 @@ async def test_a_check_that_is_late_while_others_are_answered_is_held_against_it
     before = checked.accounts.standings.of("s1")
     strikes = []
     for n in range(2 * MOST_TRIES):
-        assert checked.told == []
+        assert checked.hub.told == []
         await agree(checked, f"t{n}")
-        checked.clock.advance(HELD_S / 2 + 1)
-        await checked.checking.turn(checked.clock.now())
+        checked.hub.clock.advance(HELD_S / 2 + 1)
+        await checked.checking.turn(checked.hub.clock.now())
         strikes.append(checked.accounts.standings.of("s1").strikes - before.strikes)
         assert checked.accounts.reward_checks.is_open
     assert strikes == [0, 2, 2, 2, 2, 4]  # late, and at last thrown out
-    assert [(name, verdict.group_id, verdict.verdict) for name, verdict in checked.told] == [
+    assert [(name, verdict.group_id, verdict.verdict) for name, verdict in checked.hub.told] == [
         ("s1", "0.1", Verdict.SUSPECT)
     ]

@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.work import decisions, step_history, verdicts
+from node.coordinator.work import leasing, step_history, upkeep, verdicts
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Balance, Transaction
-from node.coordinator.work.batch import Batch
-from node.coordinator.work.decisions import Decision
+from node.coordinator.work.decision import Batch, Decide
+from node.coordinator.work.leasing import LeaseRequest
 from node.coordinator.work.slots import group_id, parse_group_id
 from node.coordinator.work.step_history import Hello
+from node.coordinator.work.verdicts import Submission
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
 from node.rollout import EncodedGroup
@@ -79,7 +80,7 @@ class World:
         self.before: Balance | None = None
         """Content of the ledger before the commit that a death cut short."""
         self._open(directory / "0" / "ledger.sqlite")
-        self.settle([lambda _: step_history.learner_joins(self.accounts, LEARNER)], "fine")
+        self.settle([partial(step_history.learner_joins, request=LEARNER)], "fine")
         self.reconnect()
 
     def _open(self, path: Path) -> None:
@@ -113,18 +114,18 @@ class World:
     def reconnect(self) -> None:
         """Open the learner's stream: it repeats what it has no acknowledgement for."""
         hello = Hello("learner", 1, self.version, tuple(self.unacknowledged), tuple(self.delivered))
-        [outcome] = self.settle([lambda _: step_history.drain_opens(self.accounts, hello)], "fine")
+        [outcome] = self.settle([partial(step_history.drain_opens, request=hello)], "fine")
         assert outcome.refusal is None, outcome.refusal
         self.accounts.confirm()
         self.accounts.slots.deliver_anew(frozenset(self.delivered))
         self.unacknowledged.clear()
 
-    def settle(self, requests: list[Callable[[float], Decision[Any]]], fate: str) -> list[Any]:
-        """Do what ``Transactions`` does with a batch, up to an instant; return the answers given."""
+    def settle(self, requests: list[Decide[Any]], fate: str) -> list[Any]:
+        """Do what ``RunLedger`` does with a batch, up to an instant; return the answers given."""
         batch, answers = Batch(self.accounts), []
         for decide in requests:
             try:
-                answers.append(batch.decide(decide, now=self.now))
+                answers.append(batch.decide(decide, now=self.now).answer)
             except RefusedError as refused:
                 answers.append(refused)
         self.seen.add(fate)
@@ -167,30 +168,23 @@ class World:
         assert len(self.trained) == len(set(self.trained))
         assert len({name.split(".")[0] for name in self.trained}) == len(self.trained)
 
-    def requests(self) -> list[tuple[str, str, Callable[[float], Decision[Any]]]]:
+    def requests(self) -> list[tuple[str, str, Decide[Any]]]:
         """Return what may be asked of the coordinator now, each with its kind and subject."""
         accounts = self.accounts
 
-        def lease(sampler: str) -> Callable[[float], Decision[Any]]:
-            return lambda now: decisions.lease(
-                accounts, sampler_id=sampler, wanted=2, held=PolicyVersion(self.version), now=now
-            )
+        def lease(sampler: str) -> Decide[Any]:
+            return partial(leasing.lease, request=LeaseRequest(sampler, 2, PolicyVersion(self.version)))
 
-        def submit(name: str, sampler: str) -> Callable[[float], Decision[Any]]:
+        def submit(name: str, sampler: str) -> Decide[Any]:
             number, _ = parse_group_id(name) or (0, 0)
             group = make_group(name, prompt_index=prompt_of(accounts, number))
-            return lambda now: verdicts.submission(
-                accounts,
-                EncodedGroup(b"header", name.encode() * 300, name, sampler),
-                group.header,
-                is_published=lambda version: version == 0,
-                now=now,
-            )
+            encoded = EncodedGroup(b"header", name.encode() * 300, name, sampler)
+            return partial(verdicts.submission, request=Submission(encoded, group.header))
 
         found = [("lease", one, lease(one)) for one in ("s1", "s2", "s3")]
         found += [("submit", name, submit(name, holder)) for name, holder in self.held.items()]
         found += [("submit", name, submit(name, holder)) for name, holder in list(self.held.items())[:1]]
-        found.append(("expire", "", lambda now: decisions.expiry(accounts, now)))
+        found.append(("expire", "", upkeep.expiry))
         return found
 
     def turn(self) -> None:
@@ -239,7 +233,7 @@ class World:
         self.delivered -= set(names)
         fate = self.random.choice(("fine", "fine", "fails", "before", "on disk", "applied"))
         try:
-            [outcome] = self.settle([lambda _: step_history.step(self.accounts, record)], fate)
+            [outcome] = self.settle([partial(step_history.step, request=record)], fate)
             if isinstance(outcome, RefusedError):
                 self.reconnect()
                 return

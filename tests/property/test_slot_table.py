@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.work import decisions, step_history, verdicts
+from node.coordinator.work import leasing, step_history, verdicts
 from node.coordinator.work.bad_prompts import Aside
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.sampler_bounds import share as share_of
 from node.coordinator.work.slot_table import SUSPECTS_PER_GRANT, SlotTable
 from node.coordinator.work.slots import (
     MAX_ATTEMPTS,
@@ -74,8 +73,8 @@ class SlotsOfARun(RuleBasedStateMachine):
     @rule(target=granted, sampler=SAMPLERS, wanted=st.integers(1, 6))
     def lease(self, sampler: str, wanted: int) -> object:
         running = self.desk.accounts.slots.open.running(sampler)
-        free = decisions.room(self.desk.accounts).groups
-        share = share_of(self.desk.accounts, sampler, free=free, now=self.desk.now)
+        free = leasing.room(self.desk.accounts).groups
+        share = leasing.share_of(self.desk.accounts, sampler, free=free, now=self.desk.now)
         passed_over = {n for n in range(PROMPTS) if self.aside(sampler, n) is not Aside.NOT}
         lease_ids = self.desk.lease(sampler, wanted, held=self.version)
         assert not lease_ids or running + len(lease_ids) <= share.leases

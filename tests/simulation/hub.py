@@ -1,7 +1,7 @@
-"""The coordinator of a simulated run: production's spool, peers, transactions, upkeep and ledger.
+"""The coordinator of a simulated run: production's door, peers, ledger and upkeep.
 
-Peers call ``PeerRequests``, as the servicers do for them. The store of policy versions is a list of artifacts
-without bytes.
+Peers call ``Door`` and ``LearnerStreams``, as the servicers do for them. The store of policy versions is a
+list of artifacts without bytes.
 """
 
 import asyncio
@@ -13,40 +13,43 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from node.coordinator.coordinator_service import UPKEEP_S, CoordinatorService
-from node.coordinator.drain_stream import DrainStream
+from node.coordinator.door import Door
+from node.coordinator.fleet.peer_reports import HeartbeatAnswer, HeartbeatReport, Joining
+from node.coordinator.held_back import HeldBack
+from node.coordinator.learner_stream import LearnerStream, LearnerStreams
 from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.coordinator.live_status import LiveStatus
-from node.coordinator.peer_requests import Joining, PeerRequests
+from node.coordinator.outcomes import Outcomes
 from node.coordinator.peer_table import PeerTable
-from node.coordinator.peers import HeartbeatAnswer, HeartbeatReport, Peers
+from node.coordinator.peers import Peers
 from node.coordinator.published import Published
 from node.coordinator.reward_checking import RewardChecking, Verifier
+from node.coordinator.run_ledger import RunLedger
 from node.coordinator.run_status import RunReport
-from node.coordinator.spool import Spool
-from node.coordinator.transactions import Transactions
 from node.coordinator.trust_upkeep import TrustUpkeep
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Transaction
-from node.coordinator.work.batch import Batch
 from node.coordinator.work.capacity import Bounds
+from node.coordinator.work.decision import Batch
 from node.coordinator.work.evaluation_settings import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.group_check import Work
+from node.coordinator.work.leasing import LeaseRequest, ReturnedLeases
 from node.coordinator.work.model_check import Learner, SamplerModel, StatedText
 from node.coordinator.work.run_terms import RunTerms
 from node.coordinator.work.slots import is_held_out
 from node.coordinator.work.step_history import Hello
-from node.coordinator.work.trust import task_is
-from node.coordinator.work.verdicts import Submitted
+from node.coordinator.work.trust import Quarantine
+from node.coordinator.work.upkeep import task_is
+from node.coordinator.work.verdicts import Submission, Submitted
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease
 from node.identity.peer import Peer
 from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, BaseModel, PolicyVersion
 from node.rollout import EncodedGroup, GroupHeader, LeaseGrant, RolloutGroup
 from node.rpc.channel import ConnectionLost
-from node.run import Role, StepRecord
+from node.run import Role
 from node.sampling_parameters import SamplingParameters
 from node.telemetry.own_faults import OwnFaults
-from node.verdict import GroupVerdict
 from node.waits import side_by_side
 from node.wire.rollouts import finding_from_wire
 from simulation.disks import DiedError, SimulatedDisk, SimulatedLedger
@@ -158,7 +161,7 @@ class Revocations:
         return node_id in self.node_ids
 
 
-class WatchedTransactions(Transactions):
+class WatchedLedger(RunLedger):
     """Says when memory and ledger must agree: after each commit, whether it failed or not."""
 
     settled: Callable[[Exception | None], None]
@@ -171,13 +174,13 @@ class WatchedTransactions(Transactions):
 
 
 @dataclass
-class WatchedRequests(PeerRequests):
+class WatchedDoor(Door):
     """Says what was leased to whom, by whatever way."""
 
     granted: Callable[[str, LeaseGrant], None] = field(kw_only=True)
 
-    async def lease(self, peer: Peer, wanted: int, held: PolicyVersion | None, *, stays: bool) -> LeaseGrant:
-        grant = await PeerRequests.lease(self, peer, wanted, held, stays=stays)
+    async def lease(self, peer: Peer, request: LeaseRequest) -> LeaseGrant:
+        grant = await Door.lease(self, peer, request)
         self.granted(peer.node_id, grant)
         return grant
 
@@ -210,7 +213,7 @@ class Hub:
         balance = self.ledger.balance()
         self.balance_at_start = balance
         self.accounts = Accounts(balance, terms_of(plan, task_digest), now=clock.now())
-        decision = task_is(self.accounts, before=balance.task_digest)
+        decision = task_is(self.accounts, balance.task_digest, now=clock.now())
         if decision.transaction != Transaction():
             try:
                 self.ledger.record(decision.transaction)
@@ -221,6 +224,7 @@ class Hub:
         store: Any = shelf
         lists: Any = revocations
         self.published = Published(store, self.accounts)
+        self.accounts.is_on_offer = self.published.is_on_offer
         self.peers = Peers(
             self.accounts,
             silent_after_s=SILENT_AFTER_S,
@@ -229,44 +233,40 @@ class Hub:
             metrics=instruments,
             random=draw_for(plan.seed, "pauses").random,
         )
-        self.transactions = WatchedTransactions(
+        self.run_ledger = WatchedLedger(
             self.ledger, self.accounts, metrics=instruments, faults=OwnFaults(clock.monotonic), clock=clock
         )
-        self.transactions.settled = lambda failure: settled(self, failure)
-        loop.use_disk(self.transactions._thread, disk)
-        self.spool = Spool(
-            self.transactions,
-            is_published=self.published.has,
-            notify=self.peers.notify,
-            metrics=instruments,
-            clock=clock,
-        )
+        self.run_ledger.settled = lambda failure: settled(self, failure)
+        loop.use_disk(self.run_ledger._thread, disk)
+        outcomes = Outcomes(self.accounts, notify=self.peers.notify, metrics=instruments, clock=clock)
+        outcomes.follow(self.run_ledger)
+        self.learners = LearnerStreams(self.run_ledger)
         self.pardons = disk.directory.parent / "pardoned"
         table = PeerTable(self.peers, revoked=lambda: revocations.node_ids)
-        self.requests = WatchedRequests(
+        self.door = WatchedDoor(
+            self.run_ledger,
             self.peers,
-            self.spool,
+            self.learners,
             lists,
+            HeldBack(),
             clock,
             granted=lambda sampler_id, grant: granted(self, sampler_id, grant),
         )
         self.checking = checking = RewardChecking(
-            self.transactions, self.spool, rows=None, notify=self.peers.notify, metrics=instruments
+            self.run_ledger, self.learners, rows=None, metrics=instruments, clock=clock
         )
-        report = RunReport(RUN_ID, table, self.spool.held_back, OwnFaults(clock.monotonic), clock)
+        report = RunReport(RUN_ID, table, self.door.held_back, OwnFaults(clock.monotonic), clock)
         self.service = CoordinatorService(
-            spool=self.spool,
-            peers=self.peers,
+            door=self.door,
             table=table,
             store=store,
             bucket=None,
             published=self.published,
-            trust=TrustUpkeep(self.spool, revocations=lists, pardons=self.pardons),
+            trust=TrustUpkeep(self.run_ledger, self.learners, revocations=lists, pardons=self.pardons),
             checking=checking,
             live=LiveStatus(report, loop),
             servers=(),
             metrics=instruments,
-            clock=clock,
         )
         self._headers: dict[bytes, GroupHeader] = {}
         self.has_stopped = False
@@ -284,32 +284,32 @@ class Hub:
         self._check_not_revoked(peer.node_id)
         model = SamplerModel(LAYOUT, StatedText(TOKENIZER), base=BaseModel(root_of(0)))
         joining = Joining(held, model, instance=instance, prompts=prompts, completes=bool(prompts))
-        await self.requests.join(peer, joining)
+        await self.door.join(peer, joining)
 
     async def join_learner(self, peer: Peer, learner: Learner) -> bytes:
         """Admit a learner; return the digest of the task's options."""
-        await self.requests.join(peer, Joining(PolicyVersion(learner.version), learner))
+        await self.door.join(peer, Joining(PolicyVersion(learner.version), learner))
         return self.accounts.work.task_digest
 
     async def heartbeat(
         self, peer: Peer, report: HeartbeatReport, running: tuple[str, ...]
     ) -> tuple[HeartbeatAnswer, tuple[str, ...]]:
         self._check_not_revoked(peer.node_id)
-        return self.requests.heartbeat(peer, report, running)
+        return self.door.heartbeat(peer, report, running)
 
     async def lease(self, peer: Peer, wanted: int, held: PolicyVersion | None, *, stays: bool) -> LeaseGrant:
         self._check_not_revoked(peer.node_id)
-        return await self.requests.lease(peer, wanted, held, stays=stays)
+        return await self.door.lease(peer, LeaseRequest(peer.node_id, wanted, held, stays))
 
     async def release(self, peer: Peer, lease_ids: tuple[str, ...], failed: tuple[FailedLease, ...]) -> int:
         self._check_not_revoked(peer.node_id)
-        return await self.requests.release(peer, lease_ids, failed)
+        return await self.door.release(ReturnedLeases(peer.node_id, lease_ids, failed))
 
     async def submit(self, encoded: EncodedGroup, group: RolloutGroup) -> Submitted:
         """Take a group in, whose sampler is proved."""
         is_whole = is_held_out(encoded.group_id)
         read: RolloutGroup | GroupHeader = group if is_whole else self._header_of(encoded.columns, group)
-        return await self.requests.submit(encoded, read)
+        return await self.door.submit(Submission(encoded, read))
 
     def _header_of(self, key: bytes, group: RolloutGroup) -> GroupHeader:
         header = self._headers.get(key)
@@ -326,12 +326,12 @@ class Hub:
     ) -> None:
         """Serve a learner's stream until it ends."""
         try:
-            drain = await self.spool.open_drain(hello)
+            drain = await self.learners.open(hello)
             opened(hello)
             listener = self.process.spawn(self._listen(said, drain))
             listener.add_done_callback(lambda _: drain.end())
             try:
-                async for one in self.spool.deliver(drain):
+                async for one in self.learners.deliver(drain):
                     told.send(one)
             finally:
                 drain.end()
@@ -369,7 +369,7 @@ class Hub:
             while (message := await said.next()) is not None:
                 await self.checking.note(verifier, finding_from_wire(message))
 
-    async def _listen(self, said: Stream[Any], drain: DrainStream) -> None:
+    async def _listen(self, said: Stream[Any], drain: LearnerStream) -> None:
         places = asyncio.Semaphore(64)
         async with side_by_side() as tasks:
             while not drain.is_ended and (message := await said.next()) is not None:
@@ -379,16 +379,12 @@ class Hub:
                 task = tasks.create_task(self._hear(message, drain))
                 task.add_done_callback(lambda _: places.release())
 
-    async def _hear(self, message: Any, drain: DrainStream) -> None:
+    async def _hear(self, message: Any, drain: LearnerStream) -> None:
         match message:
-            case int(credit):
-                drain.add_credits(credit)
-            case GroupVerdict():
-                await self.spool.judge(drain, message)
-            case StepRecord():
-                await self.spool.record_step(drain, message)
             case (str(sampler_id), str(reason)):
-                await self.spool.quarantine(sampler_id, reason)
+                await self.learners.hear(drain, Quarantine(sampler_id, reason))
+            case _:
+                await self.learners.hear(drain, message)
 
     def _check_not_revoked(self, node_id: str) -> None:
         if self.revocations.is_revoked(node_id):

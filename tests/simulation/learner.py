@@ -17,8 +17,8 @@ from learner.intake.batch_buffer import BatchBuffer
 from learner.intake.group_verdict import GroupRules, judge
 from learner.intake.trained_slots import TrainedSlots
 from node.clients.outstanding_rollouts import OutstandingRollouts
-from node.coordinator.peers import HeartbeatReport
-from node.coordinator.spool import Quarantines
+from node.coordinator.fleet.peer_reports import HeartbeatReport
+from node.coordinator.learner_stream import Quarantines
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.step_history import Hello
 from node.errors import RefusedError

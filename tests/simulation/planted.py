@@ -14,13 +14,14 @@ from unittest import mock
 
 from learner.intake.batch_buffer import BatchBuffer
 from node.clients.outstanding_rollouts import OutstandingRollouts
+from node.coordinator.learner_stream import LearnerStreams
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.spool import Spool
-from node.coordinator.transactions import Transactions
-from node.coordinator.work import decisions
+from node.coordinator.run_ledger import RunLedger
+from node.coordinator.work import leasing
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.sampler_standing import Standing, Standings
 from node.coordinator.work.slot_table import Claim, SlotTable
+from node.run import StepRecord
 
 SEEDS = 200
 
@@ -45,7 +46,7 @@ def _claim_of_anybody(self: SlotTable, slot: int, attempt: int, holder: str) -> 
     return _claim(self, slot, attempt, holder if named is None else named.holder)
 
 
-def _answers_before_disk(self: Transactions, batch: Any) -> Any:
+def _answers_before_disk(self: RunLedger, batch: Any) -> Any:
     async def commit() -> Exception | None:
         failure = await _commit(self, batch)
         return None if failure is not None else failure
@@ -53,15 +54,15 @@ def _answers_before_disk(self: Transactions, batch: Any) -> Any:
     return commit()
 
 
-_commit = Transactions._commit
+_commit = RunLedger._commit
 
 
 @contextmanager
 def _keeps_what_failed() -> Iterator[None]:
-    async def stays(self: Transactions) -> None:
+    async def stays(self: RunLedger) -> None:
         self._is_ahead = False
 
-    with mock.patch.object(Transactions, "_go_back", stays):
+    with mock.patch.object(RunLedger, "_go_back", stays):
         yield
 
 
@@ -89,7 +90,7 @@ def _counts_bound_twice(accounts: Accounts, *, behind_versions: int = 0) -> Any:
     return replace(found, groups=found.groups + 2)
 
 
-_room = decisions.room
+_room = leasing.room
 
 
 def _expires_nothing(self: SlotTable, now: float) -> tuple[Any, ...]:
@@ -123,21 +124,24 @@ def _forgets_newest_slot(self: Ledger) -> Any:
 _balance = Ledger.balance
 
 
-async def _acknowledges_unwritten(self: Spool, drain: Any, record: Any) -> None:
-    drain.acknowledgement = record.version
-    drain.wake()
+async def _acknowledges_unwritten(self: LearnerStreams, stream: Any, said: Any) -> None:
+    if not isinstance(said, StepRecord):
+        await _hear(self, stream, said)
+        return
+    stream.acknowledgement = said.version
+    stream.wake()
     with contextlib.suppress(Exception):
-        await _record_step(self, drain, record)
+        await _hear(self, stream, said)
 
 
-_record_step = Spool.record_step
+_hear = LearnerStreams.hear
 
 
 PLANTED = (
     Planted("anybody may submit for anybody's lease", _patched(SlotTable, "claim", _claim_of_anybody)),
     Planted(
         "a commit that fails is answered as if it had not",
-        _patched(Transactions, "_commit", _answers_before_disk),
+        _patched(RunLedger, "_commit", _answers_before_disk),
     ),
     Planted("memory keeps what the disk refused", _keeps_what_failed),
     Planted(
@@ -149,7 +153,7 @@ PLANTED = (
         _patched(OutstandingRollouts, "stepped", _acknowledges_first),
     ),
     Planted("groups one version too stale are trained on", _patched(BatchBuffer, "evict", _evicts_late)),
-    Planted("two leases more than there is room for", _patched(decisions, "room", _counts_bound_twice)),
+    Planted("two leases more than there is room for", _patched(leasing, "room", _counts_bound_twice)),
     Planted("leases never expire", _patched(SlotTable, "expire", _expires_nothing)),
     Planted("a standing is not written down", _patched(Ledger, "_write", _forgets_standings)),
     Planted("whoever asks may hold all leases there are", _patched(Standings, "share", _gives_newcomers_all)),
@@ -157,6 +161,7 @@ PLANTED = (
         "a restart takes the newest slot number again", _patched(Ledger, "balance", _forgets_newest_slot)
     ),
     Planted(
-        "a step is acknowledged before it is written", _patched(Spool, "record_step", _acknowledges_unwritten)
+        "a step is acknowledged before it is written",
+        _patched(LearnerStreams, "hear", _acknowledges_unwritten),
     ),
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from node.coordinator.peers import HeartbeatReport
+from node.coordinator.fleet.peer_reports import HeartbeatReport
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from node.coordinator.peers import HeartbeatReport
+from node.coordinator.fleet.peer_reports import HeartbeatReport
 from node.coordinator.work.slots import group_id
 from node.errors import RefusedError
 from node.failure import FailedLease, Failure

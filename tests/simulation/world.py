@@ -288,7 +288,7 @@ class _World:
             return
         if failure is None:
             self._witness.settled(hub)
-        elif not hub.transactions._is_ahead:
+        elif not hub.run_ledger._is_ahead:
             self._tell("coordinator", "cannot write its ledger")
             self._witness.went_back(hub)
 
@@ -593,7 +593,7 @@ class _World:
         return None
 
     async def _stop(self, hub: Hub) -> None:
-        await hub.spool.close()
+        await hub.door.close()
         hub.has_stopped = True
         if hub is self._hub:
             self._kill_hub("has stopped in good order")

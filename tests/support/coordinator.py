@@ -3,19 +3,19 @@
 from dataclasses import replace
 from typing import Any
 
-from node.coordinator.work import decisions, step_history, verdicts
+from node.coordinator.work import leasing, step_history, upkeep, verdicts
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Balance, Transaction
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.decisions import Decision, Released, release
+from node.coordinator.work.decision import Decision
 from node.coordinator.work.evaluation_settings import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.group_check import Work
+from node.coordinator.work.leasing import LeaseRequest, Released, ReturnedLeases, release
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.run_terms import RunTerms
 from node.coordinator.work.sampler_standing import Standing
 from node.coordinator.work.slots import is_held_out, parse_group_id
-from node.coordinator.work.verdicts import Submitted
-from node.coordinator.work.version_log import Announced
+from node.coordinator.work.verdicts import Submission, Submitted
 from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion
 from node.rollout import EncodedGroup, LeaseGrant, PromptLease, RolloutGroup
@@ -67,14 +67,13 @@ def make_answer(accounts: Accounts, lease_id: str, **changes: Any) -> RolloutGro
 
 
 class Desk:
-    """Takes decisions and applies them, as the spool does, without a disk; keeps the transactions."""
+    """Takes decisions and applies them, as ``RunLedger`` does, without a disk; keeps the transactions."""
 
     def __init__(self, accounts: Accounts | None = None, *, bounds: Bounds | None = None) -> None:
         self.accounts = accounts or make_accounts()
         self.bounds = bounds or self.accounts.terms.bounds
         self.now = NOW_S
         self.transactions: list[Transaction] = []
-        self.published = {0}
         self.granted: dict[str, PromptLease] = {}
         """Every lease ever granted."""
 
@@ -103,30 +102,22 @@ class Desk:
         self, sampler_id: str = "s1", wanted: int = 1, *, held: int = 0, stays: bool = True
     ) -> LeaseGrant:
         if stays and self.accounts.evaluations.is_due(held):
-            self.settle(decisions.evaluation_begins(self.accounts, PolicyVersion(held), now=self.now))
-        grant: LeaseGrant = self.settle(
-            decisions.lease(
-                self.accounts,
-                sampler_id=sampler_id,
-                wanted=wanted,
-                held=PolicyVersion(held),
-                stays=stays,
-                now=self.now,
-            )
-        )
+            self.settle(leasing.evaluation_begins(self.accounts, PolicyVersion(held), now=self.now))
+        request = LeaseRequest(sampler_id, wanted, PolicyVersion(held), stays)
+        grant: LeaseGrant = self.settle(leasing.lease(self.accounts, request, now=self.now))
         self.granted |= {lease.lease_id: lease for lease in grant.leases}
         return grant
 
     def release(self, sampler_id: str, *lease_ids: str) -> int:
         released: Released = self.settle(
-            release(self.accounts, sampler_id=sampler_id, lease_ids=lease_ids, failed=(), now=self.now)
+            release(self.accounts, ReturnedLeases(sampler_id, lease_ids), now=self.now)
         )
         return released.leases
 
     def fail(self, lease_id: str, sampler_id: str = "s1", *, fault: Failure, detail: str = "") -> int:
         failed = (FailedLease(lease_id, fault, detail),)
         released: Released = self.settle(
-            release(self.accounts, sampler_id=sampler_id, lease_ids=(), failed=failed, now=self.now)
+            release(self.accounts, ReturnedLeases(sampler_id, (), failed), now=self.now)
         )
         return released.leases
 
@@ -137,27 +128,20 @@ class Desk:
             number, _ = parse_group_id(lease_id) or (0, 0)
             slot = self.accounts.slots.open_slots.get(number)
             group = make_group(lease_id, prompt_index=0 if slot is None else slot.prompt_index)
-        submitted: Submitted = self.settle(
-            verdicts.submission(
-                self.accounts,
-                EncodedGroup(b"group ", lease_id.encode(), lease_id, sampler_id),
-                group if is_held_out(lease_id) else group.header,
-                is_published=self.published.__contains__,
-                now=self.now,
-            )
-        )
+        encoded = EncodedGroup(b"group ", lease_id.encode(), lease_id, sampler_id)
+        request = Submission(encoded, group if is_held_out(lease_id) else group.header)
+        submitted: Submitted = self.settle(verdicts.submission(self.accounts, request, now=self.now))
         return submitted
 
     def evaluate(self, head: int) -> None:
         """Do what the coordinator does each second, with this newest announced version."""
         self.publish(head)
-        self.settle(decisions.evaluation_turn(self.accounts, now=self.now))
+        self.settle(upkeep.evaluation_turn(self.accounts, now=self.now))
         self.accounts.evaluations.plan(head)
 
     def publish(self, version: int) -> None:
-        self.published.add(version)
-        announced = (Announced(version, b"r" * 16, self.now),)
-        self.settle(Decision(None, Transaction(announced=announced)))
+        versions = (PolicyVersion(version, b"r" * 16),)
+        self.settle(upkeep.announced(self.accounts, versions, now=self.now))
 
     def answer(self, lease_id: str, *, version: int = 0, **changes: Any) -> RolloutGroup:
         """Return a good group for a lease that was granted, drawn by ``version``."""
@@ -167,10 +151,10 @@ class Desk:
 
     def train(self, version: int, *group_ids: str, staleness: int = 0) -> step_history.Outcome:
         record = StepRecord(version, group_ids, (staleness,) * len(group_ids))
-        outcome: step_history.Outcome = self.settle(step_history.step(self.accounts, record))
+        outcome: step_history.Outcome = self.settle(step_history.step(self.accounts, record, now=self.now))
         return outcome
 
     def expire(self, after_s: float) -> int:
         self.now += after_s
-        expired: int = self.settle(decisions.expiry(self.accounts, self.now))
-        return expired
+        expired: upkeep.Expired = self.settle(upkeep.expiry(self.accounts, now=self.now))
+        return expired.leases

@@ -68,7 +68,7 @@ class RunningHub:
 
     async def has_heard_learner(self) -> None:
         """Wait until the learner's hello has been read; before, a ledger that was found leases nothing."""
-        await until(lambda: self.hub.spool.accounts.is_confirmed)
+        await until(lambda: self.hub.accounts.is_confirmed)
 
     @asynccontextmanager
     async def peer(self, identity: Identity | None = None) -> "AsyncIterator[HandPeer]":

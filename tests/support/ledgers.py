@@ -24,7 +24,7 @@ class LedgerDesk(Desk):
         super().__init__(make_accounts(ledger.balance()))
         self.ledger = ledger
         if self.accounts.learner is None:
-            self.settle(step_history.learner_joins(self.accounts, LEARNER))
+            self.settle(step_history.learner_joins(self.accounts, LEARNER, now=self.now))
 
     def settle(self, decision: object) -> object:
         transaction: Transaction = decision.transaction  # type: ignore[attr-defined]
@@ -35,8 +35,9 @@ class LedgerDesk(Desk):
         return answer
 
     def open_drain(self, hello: Hello) -> step_history.Outcome:
-        """Do what the spool does when a learner opens its stream."""
-        outcome: step_history.Outcome = self.settle(step_history.drain_opens(self.accounts, hello))  # type: ignore[assignment]
+        """Do what ``LearnerStreams`` does when a learner opens its stream."""
+        opened = step_history.drain_opens(self.accounts, hello, now=self.now)
+        outcome: step_history.Outcome = self.settle(opened)  # type: ignore[assignment]
         if outcome.gap:
             self.accounts.doubt(outcome.gap)
         elif outcome.refusal is None:

@@ -60,7 +60,9 @@ class Learner:
         try:
             desk.settle(
                 step_history.learner_joins(
-                    desk.accounts, replace(LEARNER, epoch=self.epoch, version=self.disk.version)
+                    desk.accounts,
+                    replace(LEARNER, epoch=self.epoch, version=self.disk.version),
+                    now=desk.now,
                 )
             )
             hello = Hello(
@@ -111,7 +113,7 @@ class Learner:
         if draw.random() < 0.2:
             self.is_connected = False  # the stream was cut: on its way, or never to come
         if draw.random() < 0.5 or self.is_connected:
-            refusal = desk.settle(step_history.step(desk.accounts, record)).refusal  # type: ignore[attr-defined]
+            refusal = desk.settle(step_history.step(desk.accounts, record, now=desk.now)).refusal  # type: ignore[attr-defined]
             assert refusal is None, refusal
         if self.is_connected:
             self.outstanding.acknowledged(record.version)

@@ -72,6 +72,8 @@ class Accounts:
         of their groups still come."""
         self.is_usable: Callable[[int], bool] = lambda prompt_index: True
         """Whether a prompt can be asked, as far as the coordinator can tell from its row."""
+        self.is_on_offer: Callable[[int], bool] = lambda version: False
+        """Whether the store offers a version, which may be newer than the log."""
         self.go_back(balance, now=now)
 
     def go_back(self, balance: Balance, *, now: float) -> None:
@@ -181,7 +183,7 @@ class Accounts:
         self.is_confirmed, self.gap = False, gap
 
     def apply(self, transaction: Transaction, *, now: float) -> None:
-        """Add a transaction, which is on disk or about to be; see ``Transactions``."""
+        """Add a transaction, which is on disk or about to be; see ``RunLedger``."""
         if (stored := transaction.stored) is not None:
             number, _ = slot_and_attempt(stored.group_id)
         if stored is not None and kind_of(number) is SlotKind.TRAIN:
@@ -240,6 +242,15 @@ class Accounts:
         return self.standings.max_age_s(
             sampler_id, at_least_s=self.terms.lease_ttl_s, at_most_s=self.terms.lease_max_s
         )
+
+    def has_published(self, version: int) -> bool:
+        """Whether a version was ever announced, or is the base model, which needs no announcing."""
+        return version == 0 or version in self.versions or self.is_on_offer(version)
+
+    def must_wait_for_checks(self, sampler_id: str, *, now: float) -> bool:
+        """Whether a sampler hands in and is leased no more until groups of its own are checked."""
+        is_vetted = sampler_id in self.standings.vetted
+        return self.reward_checks.must_wait(sampler_id, is_vetted=is_vetted, now=now)
 
     def held(self, sampler_id: str) -> int:
         """Count the leases of a sampler, those on held-out prompts included."""

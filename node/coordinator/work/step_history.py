@@ -19,7 +19,7 @@ from typing import Final
 
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Transaction
-from node.coordinator.work.decisions import Decision
+from node.coordinator.work.decision import Decision
 from node.coordinator.work.model_check import Learner, check_base, check_layout
 from node.coordinator.work.slots import group_id, slot_and_attempt
 from node.errors import Reason, RefusedError
@@ -85,7 +85,7 @@ class Outcome:
         return RefusedError(Reason.LEDGER_BEHIND, self.gap, fix=WAYS_OUT) if self.gap else None
 
 
-def learner_joins(accounts: Accounts, joining: Learner) -> Decision[None]:
+def learner_joins(accounts: Accounts, request: Learner, *, now: float) -> Decision[None]:
     """Admit a learner as the run's; the first one's model becomes the run's.
 
     Raises:
@@ -93,6 +93,7 @@ def learner_joins(accounts: Accounts, joining: Learner) -> Decision[None]:
             where the ledger knows of no learner and this one has trained; LAYOUT_MISMATCH,
             TOKENIZER_MISMATCH, MALFORMED.
     """
+    joining = request
     if joining.epoch < 1 or joining.vocabulary_size < 1:
         raise RefusedError(
             Reason.MALFORMED,
@@ -104,7 +105,7 @@ def learner_joins(accounts: Accounts, joining: Learner) -> Decision[None]:
         if joining.version > 0 and accounts.open_loss is None:
             gap = _lacks(range(1, joining.version + 1), joining.version)
             raise RefusedError(Reason.LEDGER_BEHIND, gap, fix=WAYS_OUT)
-        return Decision(None, Transaction(facts=(joining,)))
+        return Decision(None, Transaction(facts=(joining,)), is_last=True)
     is_current = (joining.epoch, joining.node_id) == (current.epoch, current.node_id)
     if not is_current and joining.epoch <= current.epoch:
         raise RefusedError(
@@ -118,11 +119,11 @@ def learner_joins(accounts: Accounts, joining: Learner) -> Decision[None]:
     check_base(BaseModel(joining.base_root), current, of="the learner")
     _check_not_behind(accounts, joining.version)
     if is_current:
-        return Decision(None)
-    return Decision(None, Transaction(facts=(replace(joining, version=current.version),)))
+        return Decision(None, is_last=True)
+    return Decision(None, Transaction(facts=(replace(joining, version=current.version),)), is_last=True)
 
 
-def drain_opens(accounts: Accounts, hello: Hello) -> Decision[Outcome]:
+def drain_opens(accounts: Accounts, request: Hello, *, now: float) -> Decision[Outcome]:
     """Open a learner's stream, and take the records it repeats, if ledger and learner have the same history.
 
     Raises:
@@ -130,7 +131,7 @@ def drain_opens(accounts: Accounts, hello: Hello) -> Decision[Outcome]:
             another history, or counts other slots as trained on. Where the ledger is behind, the outcome has
             a refusal.
     """
-    learner = accounts.learner
+    hello, learner = request, accounts.learner
     if learner is None or hello.epoch > learner.epoch:
         raise RefusedError(
             Reason.NOT_JOINED, f"no learner of epoch {hello.epoch} has joined", fix="join first"
@@ -156,7 +157,7 @@ def drain_opens(accounts: Accounts, hello: Hello) -> Decision[Outcome]:
     is_gap_accepted = loss is not None or not missing
     if outcome.doubled or unknown or not is_gap_accepted:
         gap = _lacks(missing, hello.version) if not is_gap_accepted else _never_took_in(unknown)
-        return Decision(Outcome(doubled=outcome.doubled, unknown=unknown, gap=gap))
+        return Decision(Outcome(doubled=outcome.doubled, unknown=unknown, gap=gap), is_last=True)
     if loss is None:
         _check_same_slots(accounts, hello)
     facts: tuple[Fact | Gone, ...] = transaction.facts
@@ -164,22 +165,26 @@ def drain_opens(accounts: Accounts, hello: Hello) -> Decision[Outcome]:
         facts = (*facts, replace(loss, lost_versions=missing))
     if loss is not None or hello.version != learner.version:
         facts = (*facts, replace(learner, version=hello.version))
-    return Decision(replace(outcome, accepted_loss=missing), replace(transaction, facts=facts))
+    return Decision(replace(outcome, accepted_loss=missing), replace(transaction, facts=facts), is_last=True)
 
 
-def step(accounts: Accounts, record: StepRecord) -> Decision[Outcome]:
-    """Settle the groups a step consumed; a record that is on disk already changes nothing."""
+def step(accounts: Accounts, request: StepRecord, *, now: float) -> Decision[Outcome]:
+    """Settle the groups a step consumed; a record that is on disk already changes nothing.
+
+    Nothing is leased in the same batch: the ledger may turn out to be behind.
+    """
+    record = request
     if record.version <= accounts.last_step or accounts.learner is None:
-        return Decision(Outcome())
+        return Decision(Outcome(), is_last=True)
     missing = range(accounts.last_step + 1, record.version)
     if missing:
-        return Decision(Outcome(gap=_lacks(missing, record.version)))
+        return Decision(Outcome(gap=_lacks(missing, record.version)), is_last=True)
     outcome, transaction = _settled(accounts, (record,))
     if outcome.doubled or outcome.unknown:
         gap = _never_took_in(outcome.unknown)
-        return Decision(Outcome(doubled=outcome.doubled, unknown=outcome.unknown, gap=gap))
+        return Decision(Outcome(doubled=outcome.doubled, unknown=outcome.unknown, gap=gap), is_last=True)
     learner = replace(accounts.learner, version=max(record.version, accounts.learner.version))
-    return Decision(outcome, replace(transaction, facts=(*transaction.facts, learner)))
+    return Decision(outcome, replace(transaction, facts=(*transaction.facts, learner)), is_last=True)
 
 
 def _settled(accounts: Accounts, records: Sequence[StepRecord]) -> tuple[Outcome, Transaction]:

@@ -4,18 +4,16 @@ A verdict is written down where it changes the slot of a lease that the sampler 
 lease asked for, are answered only: they must not cost a write to disk each.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.capacity import is_full
-from node.coordinator.work.decisions import Decision
+from node.coordinator.work.decision import Decision
 from node.coordinator.work.group_check import objection
 from node.coordinator.work.held_out_score import answer_of
 from node.coordinator.work.model_check import Learner
-from node.coordinator.work.sampler_bounds import must_wait_for_checks
 from node.coordinator.work.slot_table import Claim
 from node.coordinator.work.slots import (
     HeldOutAnswer,
@@ -38,35 +36,49 @@ fault."""
 
 
 @dataclass(frozen=True, slots=True)
+class Submission:
+    """A group that a sampler hands in."""
+
+    encoded: EncodedGroup
+    """As it came, to be stored; its sampler is proved."""
+    group: GroupHeader | RolloutGroup | RefusedError
+    """Its header, or all of it where the prompt is held out; or why it could not be decoded."""
+
+
+@dataclass(frozen=True, slots=True)
 class Submitted:
     verdict: Verdict
     detail: str = ""
+    submission: Submission | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
+    """What a verdict of the learner came to."""
+
     sampler_id: str
     spooled_at_s: float | None
     """Unix seconds; None where the group was judged before."""
+    verdict: GroupVerdict | None = field(default=None, compare=False)
 
 
-def submission(
+def submission(accounts: Accounts, request: Submission, *, now: float) -> Decision[Submitted]:
+    """Decide what becomes of a group that is submitted.
+
+    Raises:
+        RefusedError: BUSY; the spool is full.
+    """
+    decision = _submission(accounts, request.encoded, request.group, now=now)
+    return replace(decision, answer=replace(decision.answer, submission=request))
+
+
+def _submission(
     accounts: Accounts,
     encoded: EncodedGroup,
     group: GroupHeader | RolloutGroup | RefusedError,
     *,
-    is_published: Callable[[int], bool],
     now: float,
 ) -> Decision[Submitted]:
-    """Decide what becomes of a group that is submitted.
-
-    Args:
-        encoded: As it came, to be stored; its sampler is proved.
-        group: Its header, or all of it where the prompt is held out; or why it could not be decoded.
-        is_published: Whether a policy version was ever announced.
-    Raises:
-        RefusedError: BUSY; the spool is full.
-    """
     sampler_id, name = encoded.sampler_id, encoded.group_id
     if (standing := accounts.standings.of(sampler_id)).is_proven_liar:
         return _answer(Verdict.SUSPECT, standing.quarantine)
@@ -96,14 +108,14 @@ def submission(
         assert isinstance(group, RolloutGroup), "the coordinator alone reads what is held out"
         asked = accounts.evaluations.work(work)
         problem = objection(
-            header, slot, asked, learner, is_published, is_confirmed=is_confirmed
+            header, slot, asked, learner, accounts.has_published, is_confirmed=is_confirmed
         ) or _unscorable(group, learner, version=version_and_place(slot.number)[0])
         if problem is not None:
             refused = Submitted(*problem)
             return Decision(refused, _spent(accounts, parsed, sampler_id, refused, now=now))
         answered = _spooled(accounts, parsed, stored, answer=answer_of(group), now=now)
         return Decision(Submitted(Verdict.SPOOLED), answered)
-    problem = objection(header, slot, work, learner, is_published, is_confirmed=is_confirmed)
+    problem = objection(header, slot, work, learner, accounts.has_published, is_confirmed=is_confirmed)
     if problem is not None:
         refused = Submitted(*problem)
         # Options change at the coordinator: who sampled by the old ones, as leased, has done nothing wrong.
@@ -158,7 +170,7 @@ def _spooled(
     if waiting_bytes and waiting_bytes + stored.size_bytes > bounds.buffer_bytes:
         what = f"{waiting_bytes} bytes of answers to held-out prompts wait for a check"
         raise RefusedError(Reason.BUSY, what, fix="send it again later")
-    if must_wait_for_checks(accounts, stored.sampler_id, now=now):
+    if accounts.must_wait_for_checks(stored.sampler_id, now=now):
         waiting = accounts.reward_checks.held_by(stored.sampler_id)
         what = f"{waiting} groups of {stored.sampler_id} wait for a check of their rewards"
         raise RefusedError(Reason.BUSY, what, fix="send it again later")
@@ -218,7 +230,7 @@ def _answered(
     return replace(transaction, facts=facts)
 
 
-def judgement(accounts: Accounts, judged: GroupVerdict, *, now: float) -> Decision[Judged | None]:
+def judgement(accounts: Accounts, request: GroupVerdict, *, now: float) -> Decision[Judged | None]:
     """Decide what the learner's verdict on a group changes; None: nothing.
 
     DUPLICATE means that the learner has trained on the group before and the ledger does not know of it: the
@@ -229,7 +241,7 @@ def judgement(accounts: Accounts, judged: GroupVerdict, *, now: float) -> Decisi
     Raises:
         RefusedError: MALFORMED; the verdict is not the learner's to give.
     """
-    parsed = parse_group_id(judged.group_id)
+    judged, parsed = request, parse_group_id(request.group_id)
     if parsed is None or judged.verdict in (Verdict.SPOOLED, Verdict.TRAINED):
         raise RefusedError(
             Reason.MALFORMED,
@@ -241,7 +253,8 @@ def judgement(accounts: Accounts, judged: GroupVerdict, *, now: float) -> Decisi
     if before is None or slot is None or attempt is None:
         return Decision(None)
     is_first = before.state is SlotState.SPOOLED
-    answer = Judged(attempt.holder, accounts.spooled.at_s.get(slot.number) if is_first else None)
+    spooled_at_s = accounts.spooled.at_s.get(slot.number) if is_first else None
+    answer = Judged(attempt.holder, spooled_at_s, judged)
     standing = accounts.standings.of(attempt.holder)
     is_held_against_it = judged.verdict in _FAULTY and not standing.quarantine
     facts: tuple[Fact, ...] = accounts.tallies.after([(attempt.holder, judged.verdict)])

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from node.coordinator.work import decisions, slot_table, trust, verdicts
+from node.coordinator.work import leasing, slot_table, upkeep, verdicts
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Balance
 from node.coordinator.work.capacity import Capacity
+from node.coordinator.work.decision import NOTHING
+from node.coordinator.work.leasing import LeaseRequest
 from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import Attempt, Slot, SlotState
 from node.errors import Reason, RefusedError
@@ -30,8 +32,7 @@ def desk() -> Desk:
 
 def grant(desk: Desk, wanted: int = 1, *, held: int | None = 0) -> LeaseGrant:
     version = None if held is None else PolicyVersion(held)
-    decision = decisions.lease(desk.accounts, sampler_id="s1", wanted=wanted, held=version, now=desk.now)
-    return decision.answer
+    return leasing.lease(desk.accounts, LeaseRequest("s1", wanted, version), now=desk.now).answer
 
 
 def judge(desk: Desk, group_id: str, verdict: Verdict) -> verdicts.Judged | None:
@@ -64,7 +65,7 @@ def test_a_request_is_granted_as_far_as_the_tightest_bound_goes(desk: Desk) -> N
     desk.trust("s1")
     answer = grant(desk, 9)
     assert (len(answer.leases), answer.waits_for) == (6, "staleness")  # (2 + 0 + 1) * 2
-    assert answer.retry_after_s == decisions.PARTIAL_PAUSE_S
+    assert answer.retry_after_s == leasing.PARTIAL_PAUSE_S
     assert grant(desk, 6) == replace(answer, retry_after_s=0.0, waits_for="")
 
 
@@ -73,7 +74,7 @@ def test_a_request_that_is_granted_nothing_waits_longer_than_one_granted_in_part
     desk.lease("s2", 6)
     answer = grant(desk)
     assert (answer.leases, answer.waits_for) == ((), "staleness")
-    assert answer.retry_after_s == decisions.EMPTY_PAUSE_S > decisions.PARTIAL_PAUSE_S
+    assert answer.retry_after_s == leasing.EMPTY_PAUSE_S > leasing.PARTIAL_PAUSE_S
 
 
 def test_a_grant_cut_short_by_prompts_that_are_aside_says_that_it_waits_for_prompts(
@@ -102,7 +103,7 @@ def test_what_no_lease_of_its_sender_asked_for_is_answered_without_a_write(desk:
     for name in ("nonsense", "0.1", "0.2", "77.1"):
         for sampler_id in ("s1", "s2"):
             assert desk.submit(name, sampler_id).verdict is not Verdict.SPOOLED
-    assert set(desk.transactions) == {decisions.NOTHING}
+    assert set(desk.transactions) == {NOTHING}
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def test_a_group_leased_before_the_options_changed_is_refused_and_not_held_again
     desk.trust("s1")
     strikes = []
     (early,) = desk.lease()
-    desk.settle(trust.task_is(desk.accounts, before=b"o" * 16))
+    desk.settle(upkeep.task_is(desk.accounts, b"o" * 16, now=desk.now))
     (late,) = desk.lease()
     for name in (early, late):
         group = make_group(name, prompt_index=desk.granted[name].prompt_index, task_digest=b"o" * 16)
@@ -188,7 +189,7 @@ def test_a_group_that_comes_before_the_learner_is_asked_for_again_later() -> Non
 
 def test_there_is_room_for_nothing_while_something_is_missing(desk: Desk) -> None:
     def room(accounts: Accounts) -> Capacity:
-        return decisions.room(accounts)
+        return leasing.room(accounts)
 
     assert room(desk.accounts) == Capacity(6, "staleness")
     assert room(make_accounts(Balance())) == Capacity(0, "learner")
@@ -217,7 +218,7 @@ def test_a_late_malformed_group_does_not_take_the_prompt_from_its_new_holder(des
 
 @pytest.mark.parametrize("published", [{0}, {0, 3}, {0, 4}])
 def test_a_group_of_a_version_that_was_never_published_is_foreign(desk: Desk, published: set[int]) -> None:
-    desk.published = published
+    desk.accounts.is_on_offer = published.__contains__
     desk.lease()
     completions = (make_completion(version=3), make_completion(version=4))
     submitted = desk.submit("0.1", group=make_answer(desk.accounts, "0.1", completions=completions))
@@ -231,7 +232,7 @@ def test_a_group_of_a_version_that_a_new_leader_was_not_handed_yet_is_to_come_ag
     with refused(Reason.BUSY, "version 9"):
         desk.submit("0.1", group=group)
     assert desk.accounts.slots.open_slots[0].state is SlotState.LEASED
-    desk.published = {0, 9}
+    desk.accounts.is_on_offer = {9}.__contains__
     assert desk.submit("0.1", group=group).verdict is Verdict.SPOOLED
 
 

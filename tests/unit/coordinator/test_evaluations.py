@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.coordinator.work import decisions, evaluations, sampler_standing, trust
+from node.coordinator.work import evaluations, findings, leasing, sampler_standing, trust
 from node.coordinator.work.balance import Balance
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.decisions import Released, release
 from node.coordinator.work.evaluation_settings import NO_EVALUATION, EvaluationSettings
+from node.coordinator.work.findings import Checked, Found
+from node.coordinator.work.leasing import Released, ReturnedLeases, release
 from node.coordinator.work.sampler_standing import Standing
 from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import (
@@ -71,7 +72,7 @@ def desk() -> Desk:
 def begin(desk: Desk, version: int = 0) -> None:
     """Let a sampler arrive at a version that is due."""
     desk.evaluate(version)
-    desk.settle(decisions.evaluation_begins(desk.accounts, PolicyVersion(version), now=desk.now))
+    desk.settle(leasing.evaluation_begins(desk.accounts, PolicyVersion(version), now=desk.now))
     assert status(desk).under_way is not None
 
 
@@ -415,9 +416,9 @@ def test_a_heartbeat_keeps_a_lease_while_its_evaluation_lasts(desk: Desk) -> Non
 def test_faults_are_reported_once_and_a_lease_given_back_twice_is_taken_once(desk: Desk) -> None:
     lease_id = lease(desk)
     failed = (FailedLease(lease_id, Failure.GRADING_FAILED), FailedLease("e9-0.1", Failure.GRADING_FAILED))
-    released = release(desk.accounts, sampler_id="s1", lease_ids=(), failed=failed, now=desk.now).answer
+    released = release(desk.accounts, ReturnedLeases("s1", (), failed), now=desk.now).answer
     assert released == Released(1, (Failure.GRADING_FAILED,))
-    decision = release(desk.accounts, sampler_id="s1", lease_ids=(lease_id,), failed=failed, now=desk.now)
+    decision = release(desk.accounts, ReturnedLeases("s1", (lease_id,), failed), now=desk.now)
     assert decision.answer == Released(1)
     desk.settle(decision)
     assert lease(desk) == "e0-0.2"  # at once: it was given back unbegun
@@ -712,7 +713,7 @@ def test_answers_kept_for_a_revocation_are_bounded(monkeypatch: pytest.MonkeyPat
 # Answers that verifiers check.
 
 
-def check(desk: Desk, sampler_id: str, outcome: RewardCheck, *, noise_ratio: float = 0.0) -> trust.Checked:
+def check(desk: Desk, sampler_id: str, outcome: RewardCheck, *, noise_ratio: float = 0.0) -> Checked:
     """Settle a finding about the next answer of a sampler that waits for a check."""
     checks, places = desk.accounts.reward_checks, VerifierPlaces(64)
     while (held := checks.next(places, desk.now)) is not None and held.sampler_id != sampler_id:
@@ -721,8 +722,8 @@ def check(desk: Desk, sampler_id: str, outcome: RewardCheck, *, noise_ratio: flo
     checks.left(name for name in places.group_ids if name != held.group_id)
     checks.answered(held.group_id, desk.now)
     finding = RewardFinding(held.group_id, outcome, "completion 0 claims 1")
-    checked: trust.Checked = desk.settle(
-        trust.reward_checked(desk.accounts, held, finding, noise_ratio=noise_ratio, now=desk.now)
+    checked: Checked = desk.settle(
+        findings.found(desk.accounts, Found(held, finding, noise_ratio), now=desk.now)
     )
     checks.let_go(held)
     return checked

@@ -4,10 +4,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from node.coordinator.fleet.peer_reports import HeartbeatReport, Joining
 from node.coordinator.fleet.survey import SHOWN_SAMPLERS
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.peer_table import PeerTable
-from node.coordinator.peers import HeartbeatReport, Peers
+from node.coordinator.peers import Peers
 from node.coordinator.work.balance import Balance
 from node.identity.peer import Peer
 from node.peer_figures import MachineFigures, SamplerFigures
@@ -50,7 +51,7 @@ class Run:
 
     def join(self, *peers: Peer, now: float = NOW_S) -> None:
         for peer in peers:
-            self.peers.join(peer, None, now=now)
+            self.peers.join(peer, Joining(None), now=now)
             self.peers.heartbeat(peer, report(peer), now=now)
 
     def scrape(self, *, now: float = NOW_S) -> str:

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from node.coordinator.ledger.ledger_rows import LedgerEngine
-from node.coordinator.work import grading, trust
+from node.coordinator.work import findings, upkeep
 from node.coordinator.work.balance import Balance
 from node.coordinator.work.check_queue import Held
+from node.coordinator.work.findings import Found
 from node.coordinator.work.reward_checks import HELD_S, MOST_TRIES, PUT_OFF_S, RewardChecks
 from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import SlotState, slot_and_attempt
@@ -57,7 +58,20 @@ def answered(desk: Desk) -> Held:
 
 
 def grade(desk: Desk, name: str) -> Any:
-    return desk.settle(grading.graded(desk.accounts, EncodedGroup(b"header", b"columns", name, "s1")))
+    return put_grades(desk, EncodedGroup(b"header", b"columns", name, "s1"))
+
+
+def put_grades(desk: Desk, group: EncodedGroup) -> Any:
+    """Settle the finding that a group has these grades."""
+    held = Held(slot_and_attempt(group.group_id)[0], group.group_id, group.sampler_id, desk.now)
+    finding = RewardFinding(group.group_id, RewardCheck.GRADED, grades=GRADES)
+    return desk.settle(findings.found(desk.accounts, Found(held, finding, graded=group), now=desk.now))
+
+
+def fail(desk: Desk, held: Held, detail: str) -> Any:
+    """Settle the finding that the grader fails on a group."""
+    finding = RewardFinding(held.group_id, RewardCheck.UNGRADABLE, detail, Failure.GRADING_FAILED)
+    return desk.settle(findings.found(desk.accounts, Found(held, finding), now=desk.now))
 
 
 def test_a_group_without_rewards_reaches_the_learner_once_it_is_graded_and_not_before(desk: Desk) -> None:
@@ -114,7 +128,7 @@ def test_the_learner_judges_no_group_before_it_is_graded(desk: Desk) -> None:
 def test_what_the_grader_fails_on_is_an_attempt_at_its_prompt_like_one_given_back(desk: Desk) -> None:
     name = ungraded(desk)
     held = answered(desk)
-    checked = desk.settle(grading.failed(desk.accounts, held, Failure.GRADING_FAILED, "it raised", now=NOW_S))
+    checked = fail(desk, held, "it raised")
     assert [(one.group_id, one.verdict) for one in checked.thrown_out] == [(name, Verdict.SUSPECT)]
     slot = desk.accounts.slots.open_slots[held.slot]
     assert (slot.state, slot.winner, slot.last_failure) == (
@@ -127,7 +141,7 @@ def test_what_the_grader_fails_on_is_an_attempt_at_its_prompt_like_one_given_bac
     standing = desk.accounts.standings.of("s1")
     assert (standing.faulted, standing.is_proven_liar) == (1, False)
     assert not desk.accounts.reward_checks.is_held(held.slot)
-    again = desk.settle(grading.failed(desk.accounts, held, Failure.GRADING_FAILED, "again", now=NOW_S))
+    again = fail(desk, held, "again")
     assert again.thrown_out == ()
 
 
@@ -135,7 +149,7 @@ def test_a_group_that_is_not_what_its_header_says_is_held_against_its_sampler(de
     name = ungraded(desk)
     held = answered(desk)
     finding = RewardFinding(name, RewardCheck.UNGRADABLE, "column token_ids has 3 bytes")
-    checked = desk.settle(trust.reward_checked(desk.accounts, held, finding, noise_ratio=0.0, now=NOW_S))
+    checked = desk.settle(findings.found(desk.accounts, Found(held, finding, 0.0), now=NOW_S))
     assert len(checked.thrown_out) == 1
     assert state_of(desk, name) is SlotState.AVAILABLE
     assert desk.accounts.standings.of("s1").allowance < 100
@@ -157,7 +171,7 @@ def test_groups_that_wait_for_grades_are_asked_for_again_after_a_restart(desk: D
 def test_what_waits_for_grades_is_refused_once_samplers_grade(desk: Desk) -> None:
     name = ungraded(desk)
     desk.accounts.work = replace(desk.accounts.work, verifiers_grade=False, task_digest=b"other")
-    assert desk.settle(trust.task_is(desk.accounts, before=b"before")) == 1
+    assert desk.settle(upkeep.task_is(desk.accounts, b"before", now=desk.now)) == 1
     assert state_of(desk, name) is SlotState.AVAILABLE
 
 
@@ -210,7 +224,7 @@ def test_a_group_with_its_grades_takes_its_own_place_in_the_ledger(
         assert bare is not None
         assert ledger.balance().slots.open_ones[0].state is SlotState.UNGRADED
         whole = replace(bare, header=b"a header with rewards", columns=bare.columns + b" and rewards")
-        desk.settle(grading.graded(desk.accounts, whole))
+        put_grades(desk, whole)
         assert ledger.group(0) == whole
         assert desk.accounts.load().untrained_bytes == whole.size_bytes
     with open_ledger() as opened:

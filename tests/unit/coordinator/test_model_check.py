@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from node.coordinator.work import decisions, step_history
+from node.coordinator.work import leasing, step_history
 from node.coordinator.work.balance import Balance
+from node.coordinator.work.leasing import LeaseRequest
 from node.coordinator.work.model_check import (
     StatedText,
     VerifierModel,
@@ -16,7 +17,7 @@ from node.coordinator.work.model_check import (
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
 from node.weights.format.layout import Layout, TensorSpec
-from support.coordinator import LEARNER, Desk, make_accounts
+from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
 from support.refusals import refused
 
 
@@ -71,7 +72,7 @@ def test_nothing_is_leased_for_another_version_0_however_early_its_sampler_joine
     desk.accounts.confirm()
 
     def lease(held: PolicyVersion) -> int:
-        decision = decisions.lease(desk.accounts, sampler_id="s1", wanted=1, held=held, now=desk.now)
+        decision = leasing.lease(desk.accounts, LeaseRequest("s1", 1, held), now=desk.now)
         return len(decision.answer.leases)
 
     for root in (b"r" * 16, b""):
@@ -83,8 +84,8 @@ def test_nothing_is_leased_for_another_version_0_however_early_its_sampler_joine
 def test_a_learner_that_comes_back_with_another_base_is_refused_before_it_replaces_anyone() -> None:
     accounts = make_accounts(Balance(facts=(KNOWN,)))
     with refused(Reason.BASE_MISMATCH, "the learner"):
-        step_history.learner_joins(accounts, replace(KNOWN, epoch=2, base_root=b"r" * 16))
-    step_history.learner_joins(accounts, replace(KNOWN, epoch=2))
+        step_history.learner_joins(accounts, replace(KNOWN, epoch=2, base_root=b"r" * 16), now=NOW_S)
+    step_history.learner_joins(accounts, replace(KNOWN, epoch=2), now=NOW_S)
 
 
 def test_a_base_larger_than_64_frames_is_told_in_64_parts() -> None:

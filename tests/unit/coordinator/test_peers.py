@@ -9,9 +9,10 @@ from prometheus_client import CollectorRegistry
 from node.coordinator import peers as peers_module
 from node.coordinator.fleet import membership as membership_module
 from node.coordinator.fleet.heartbeat_pause import JITTER
+from node.coordinator.fleet.peer_reports import HeartbeatReport, Joining
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.peer_table import PeerTable
-from node.coordinator.peers import HeartbeatReport, Peers
+from node.coordinator.peers import Peers
 from node.coordinator.work.balance import Balance
 from node.coordinator.work.version_log import Announced
 from node.errors import Reason, RefusedError
@@ -44,7 +45,7 @@ def peers(registry: CollectorRegistry) -> Peers:
         metrics=metrics,
         random=lambda: 1.0,
     )
-    peers.join(SAMPLER, None, now=NOW_S)
+    peers.join(SAMPLER, Joining(None), now=NOW_S)
     return peers
 
 
@@ -73,7 +74,7 @@ def test_the_learner_hears_how_far_behind_the_last_sampler_is_that_holds_a_versi
     learner, relay = Peer("run", Role.LEARNER, "learner"), Peer("run", Role.RELAY, "r")
     samplers = [Peer("run", Role.SAMPLER, f"s{n}") for n in (1, 2, 3)]
     for peer, held in ((learner, 3), (relay, 1), *zip(samplers, (1, 2, 0), strict=True)):
-        peers.join(peer, PolicyVersion(held), now=NOW_S)
+        peers.join(peer, Joining(PolicyVersion(held)), now=NOW_S)
 
     def longest() -> int:
         return peers.heartbeat(learner, heartbeat(HEAD), now=NOW_S).longest_lag_versions
@@ -99,19 +100,19 @@ def test_verdicts_reach_their_sampler_once_in_order_as_many_as_a_heartbeat_carri
 
 def test_a_learner_of_the_samplers_name_does_not_get_its_verdicts(peers: Peers) -> None:
     learner = Peer("run", Role.LEARNER, "s1")
-    peers.join(learner, None, now=NOW_S)
+    peers.join(learner, Joining(None), now=NOW_S)
     peers.notify("s1", GroupVerdict("0.1", Verdict.STALE))
     assert peers.heartbeat(learner, heartbeat(), now=NOW_S).verdicts == ()
 
 
 def test_verdicts_for_a_sampler_that_does_not_heartbeat_are_dropped_oldest_first_and_counted(
-    peers: Peers, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+    peers: Peers, registry: CollectorRegistry
 ) -> None:
-    monkeypatch.setattr(peers_module, "PENDING_VERDICTS", 2)
-    for number in range(3):
+    for number in range(peers_module.PENDING_VERDICTS + 1):
         peers.notify("s1", GroupVerdict(f"{number}.1", Verdict.ACCEPTED))
     assert registry.get_sample_value("heterorl_coordinator_dropped_verdicts_total") == 1
-    assert [v.group_id for v in peers.heartbeat(SAMPLER, heartbeat(), now=NOW_S).verdicts] == ["1.1", "2.1"]
+    told = peers.heartbeat(SAMPLER, heartbeat(), now=NOW_S).verdicts
+    assert [one.group_id for one in told[:2]] == ["1.1", "2.1"]
 
 
 def test_a_row_says_what_the_peer_holds_waits_for_and_how_far_behind_it_is(peers: Peers) -> None:
@@ -123,7 +124,7 @@ def test_a_row_says_what_the_peer_holds_waits_for_and_how_far_behind_it_is(peers
 
 def test_a_verifier_holds_no_version_and_is_never_behind(peers: Peers) -> None:
     verifier = Peer("run", Role.VERIFIER, "v1")
-    peers.join(verifier, None, now=NOW_S)
+    peers.join(verifier, Joining(None), now=NOW_S)
     peers.heartbeat(verifier, heartbeat(None), now=NOW_S)
     rows, _ = PeerTable(peers, revoked=tuple).page(PeerQuery(sort_by="behind"), NOW_S + 5)
     lags = {row.node_id: (row.version_lag_versions, row.lag_s) for row in rows}
@@ -146,7 +147,7 @@ def test_a_row_counts_the_samplers_groups_from_the_ledger(registry: CollectorReg
         head=lambda: None,
         metrics=metrics,
     )
-    peers.join(SAMPLER, None, now=NOW_S)
+    peers.join(SAMPLER, Joining(None), now=NOW_S)
     (row,), _ = PeerTable(peers, revoked=tuple).page(PeerQuery(), NOW_S)
     assert row.verdicts == {"spooled": 2, "trained": 1}
     assert row.staleness_mean_versions == 3.0
@@ -170,16 +171,16 @@ def test_no_number_of_samplers_says_which_grader_is_the_runs(peers: Peers) -> No
     liars = [Peer("run", Role.SAMPLER, f"liar-{number}") for number in range(3)]
     for sampler in (*liars, SAMPLER):
         digest = b"h" * 16 if sampler is SAMPLER else b"x" * 16
-        peers.join(sampler, None, now=NOW_S, grader_digest=digest)
+        peers.join(sampler, Joining(None, grader_digest=digest), now=NOW_S)
     peers.expire(NOW_S + 1)
     assert not any(map(peers.objection_to_grader, (*liars, SAMPLER)))
 
 
 def test_a_verifier_says_which_grader_is_the_runs(peers: Peers) -> None:
     verifier, other = Peer("run", Role.VERIFIER, "v"), Peer("run", Role.VERIFIER, "w")
-    peers.join(SAMPLER, None, now=NOW_S, grader_digest=b"x" * 16)
-    peers.join(verifier, None, now=NOW_S, grader_digest=b"h" * 16)
-    peers.join(other, None, now=NOW_S, grader_digest=b"x" * 16)
+    peers.join(SAMPLER, Joining(None, grader_digest=b"x" * 16), now=NOW_S)
+    peers.join(verifier, Joining(None, grader_digest=b"h" * 16), now=NOW_S)
+    peers.join(other, Joining(None, grader_digest=b"x" * 16), now=NOW_S)
     assert peers.objection_to_grader(verifier) == ""
     for peer in (SAMPLER, other):
         assert "verifier v" in peers.objection_to_grader(peer)
@@ -188,7 +189,7 @@ def test_a_verifier_says_which_grader_is_the_runs(peers: Peers) -> None:
     peers.heartbeat(other, heartbeat(), now=NOW_S)
     peers.expire(NOW_S + 11)  # it is silent
     assert peers.objection_to_grader(SAMPLER) == ""
-    peers.join(verifier, None, now=NOW_S + 12, grader_digest=b"h" * 16)
+    peers.join(verifier, Joining(None, grader_digest=b"h" * 16), now=NOW_S + 12)
     assert "verifier v" in peers.objection_to_grader(SAMPLER)
     peers.heartbeat(other, heartbeat(), now=NOW_S + 13)  # back, and it says what nobody else does
     assert "verifier v" in peers.objection_to_grader(other)
@@ -198,7 +199,7 @@ def fleet_of(peers: Peers, *, samplers: int) -> None:
     peers.leave(SAMPLER)
     for number in range(samplers):
         peer = Peer("run", Role.SAMPLER, f"t{number}")
-        peers.join(peer, None, now=NOW_S + number)
+        peers.join(peer, Joining(None), now=NOW_S + number)
         report = HeartbeatReport(
             PolicyVersion(number % 4), clock_offset_s=-number, waits_for="disk" if number % 2 else "learner"
         )
@@ -211,7 +212,7 @@ def names(peers: Peers, **query: Any) -> list[str]:
 
 def test_what_an_operator_changed_in_the_learner_is_unusual(peers: Peers) -> None:
     learner = Peer("run", Role.LEARNER, "learner")
-    peers.join(learner, None, now=NOW_S)
+    peers.join(learner, Joining(None), now=NOW_S)
     assert not peers.changes
     changes = ("learning_rate 0.001 -> 0.0005 since step 41",)
     peers.heartbeat(learner, HeartbeatReport(held=None, changes=changes), now=NOW_S)
@@ -293,5 +294,5 @@ def test_idle_samplers_ask_for_leases_more_seldom_the_more_they_are(
     peers: Peers, samplers: int, least_s: float, expected_s: float
 ) -> None:
     for number in range(samplers - 1):
-        peers.join(Peer("run", Role.SAMPLER, f"t{number}"), None, now=NOW_S)
+        peers.join(Peer("run", Role.SAMPLER, f"t{number}"), Joining(None), now=NOW_S)
     assert peers.lease_pause_s(least_s) == pytest.approx(expected_s)  # random is 1

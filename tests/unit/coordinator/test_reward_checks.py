@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from node.coordinator.work import trust
+from node.coordinator.work import findings, trust
 from node.coordinator.work.balance import Balance
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.check_bets import (
@@ -16,11 +16,12 @@ from node.coordinator.work.check_bets import (
     stake_after,
 )
 from node.coordinator.work.check_queue import Held
+from node.coordinator.work.findings import Checked, Found
 from node.coordinator.work.reward_checks import HELD_S, MOST_TRIES, OWED_GROUPS, RewardChecks
 from node.coordinator.work.sampler_standing import Standing
 from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import MAX_ATTEMPTS, Attempt, Slot, SlotState, slot_and_attempt
-from node.coordinator.work.trust import Checked
+from node.coordinator.work.trust import Quarantine
 from node.coordinator.work.verifier_places import VerifierPlaces
 from node.errors import Reason
 from node.rollout import RewardCheck, RewardFinding
@@ -81,7 +82,7 @@ def find(desk: Desk, outcome: RewardCheck, *, noise_ratio: float = 0.0, sampler_
     assert answered == held
     finding = RewardFinding(held.group_id, outcome, "completion 0 claims 1")
     checked: Checked = desk.settle(
-        trust.reward_checked(desk.accounts, held, finding, noise_ratio=noise_ratio, now=desk.now)
+        findings.found(desk.accounts, Found(held, finding, noise_ratio), now=desk.now)
     )
     desk.accounts.reward_checks.let_go(held)
     return checked
@@ -552,11 +553,11 @@ def test_a_step_record_on_its_way_is_taken_though_its_group_was_thrown_out_after
 def test_only_an_operator_forgives_a_proven_liar(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     spool(desk, "liar", 1, monkeypatch)
     find(desk, RewardCheck.DISAGREED)
-    desk.settle(trust.quarantine(desk.accounts, "liar", "", now=desk.now))
+    desk.settle(trust.quarantine(desk.accounts, Quarantine("liar", ""), now=desk.now))
     assert desk.accounts.standings.of("liar").is_proven_liar
     desk.now += 1e6
     assert desk.lease("liar") == []
-    desk.settle(trust.pardon(desk.accounts, {"liar"}))
+    desk.settle(trust.pardon(desk.accounts, {"liar"}, now=desk.now))
     assert desk.lease("liar")
     assert desk.accounts.standings.of("liar").checks == 0
 
@@ -585,7 +586,8 @@ def test_a_group_that_cannot_be_graded_is_thrown_out_as_refused_and_proves_nothi
 def test_a_check_that_could_not_be_made_changes_nothing(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     (name,) = spool(desk, "liar", 1, monkeypatch)
     before = desk.accounts.standings.of("liar")
-    assert find(desk, RewardCheck.SKIPPED) == Checked("liar")
+    skipped = find(desk, RewardCheck.SKIPPED)
+    assert (skipped.thrown_out, skipped.proof) == ((), "")
     assert desk.accounts.standings.of("liar") == before
     assert state_of(desk, name) is SlotState.SPOOLED
     assert not desk.accounts.reward_checks.is_held(slot_and_attempt(name)[0])
@@ -599,8 +601,9 @@ def test_a_lie_that_is_found_late_is_held_against_its_sampler_all_the_same(
     assert held is not None
     desk.train(1, name)
     finding = RewardFinding(name, RewardCheck.DISAGREED, "late")
-    checked = desk.settle(trust.reward_checked(desk.accounts, held, finding, noise_ratio=0.0, now=desk.now))
-    assert checked == Checked("liar", (), "its rewards are not its grader's in 1 of 1 checks: late")
+    checked = desk.settle(findings.found(desk.accounts, Found(held, finding, 0.0), now=desk.now))
+    assert checked.thrown_out == ()
+    assert "in 1 of 1 checks: late" in checked.proof
 
 
 @pytest.mark.parametrize("outcome", [RewardCheck.UNGRADABLE, RewardCheck.DISAGREED])
@@ -615,9 +618,8 @@ def test_a_group_that_the_learner_has_is_not_sampled_again_for_a_finding_that_pr
     assert desk.accounts.slots.next_undelivered(checks.is_held) is not None
     before = desk.accounts.standings.of("liar")
     finding = RewardFinding(name, outcome, "late")
-    assert desk.settle(
-        trust.reward_checked(desk.accounts, held, finding, noise_ratio=0.02, now=desk.now)
-    ) == Checked("liar")
+    checked = desk.settle(findings.found(desk.accounts, Found(held, finding, 0.02), now=desk.now))
+    assert (checked.thrown_out, checked.proof) == ((), "")
     assert state_of(desk, name) is SlotState.SPOOLED
     assert desk.accounts.standings.of("liar") != before
 
@@ -707,7 +709,7 @@ def test_a_check_that_is_late_counts_against_its_sampler_and_the_group_goes_on_w
     held = desk.accounts.reward_checks.next(VerifierPlaces(1), desk.now)
     assert held is not None
     before = desk.accounts.standings.of("liar")
-    desk.settle(trust.check_late(desk.accounts, held, now=desk.now))
+    desk.settle(findings.check_late(desk.accounts, held, now=desk.now))
     assert desk.accounts.standings.of("liar") == before.after_refusal(now=desk.now)
     assert desk.accounts.reward_checks.is_held(slot_and_attempt(name)[0])
     assert sent(desk) == []

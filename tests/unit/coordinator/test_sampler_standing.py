@@ -14,6 +14,7 @@ from node.coordinator.work.sampler_standing import (
     Standings,
 )
 from node.coordinator.work.slots import SlotState
+from node.coordinator.work.trust import Quarantine
 from node.failure import Failure
 from node.limits import PROBE_S
 from node.verdict import GroupVerdict, Verdict
@@ -176,15 +177,15 @@ def test_a_group_that_the_learner_refuses_takes_back_what_it_had_earned() -> Non
 def test_a_quarantined_sampler_is_leased_a_probe_now_and_then_and_nothing_else() -> None:
     desk = wide_desk()
     desk.trust("s1")
-    desk.settle(trust.quarantine(desk.accounts, "s1", "0.9 nats off", now=desk.now))
+    desk.settle(trust.quarantine(desk.accounts, Quarantine("s1", "0.9 nats off"), now=desk.now))
     assert desk.lease("s1", 64) == []
     desk.now += PROBE_S
     (probe,) = desk.lease("s1", 64)
     desk.submit(probe, "s1")
     assert desk.lease("s1", 64) == []
-    desk.settle(trust.quarantine(desk.accounts, "s1", "", now=desk.now))
+    desk.settle(trust.quarantine(desk.accounts, Quarantine("s1", ""), now=desk.now))
     assert len(desk.lease("s1", 64)) == 64
-    desk.settle(trust.quarantine(desk.accounts, "s1", "again", now=desk.now))
+    desk.settle(trust.quarantine(desk.accounts, Quarantine("s1", "again"), now=desk.now))
     desk.now += PROBE_S
     assert desk.lease("s1", 64) == [], "the second one lasts twice as long"
     desk.now += PROBE_S
@@ -208,8 +209,8 @@ def test_an_operator_pardons_a_sampler_and_its_prompts_are_asked_again() -> None
     desk = wide_desk()
     for lease_id in desk.lease("s1", 9):
         desk.fail(lease_id, "s1", fault=Failure.GRADING_FAILED)
-    desk.settle(trust.quarantine(desk.accounts, "s1", "off", now=desk.now))
-    undone = desk.settle(trust.pardon(desk.accounts, None))
+    desk.settle(trust.quarantine(desk.accounts, Quarantine("s1", "off"), now=desk.now))
+    undone = desk.settle(trust.pardon(desk.accounts, None, now=desk.now))
     assert undone.prompts == 9
     assert not desk.accounts.standings.of("s1").quarantine
     assert len(desk.lease("s1", 9)) == 9

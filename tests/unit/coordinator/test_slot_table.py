@@ -13,7 +13,7 @@ from node.coordinator.work import slot_table
 from node.coordinator.work.bad_prompts import Aside
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.decisions import Released, release
+from node.coordinator.work.leasing import Released, ReturnedLeases, release
 from node.coordinator.work.slot_table import Claim
 from node.coordinator.work.slots import (
     FIRST_RETRY_S,
@@ -229,7 +229,7 @@ def test_a_lease_that_failed_cannot_be_answered_any_more(desk: Desk) -> None:
 def test_a_lease_given_back_unbegun_has_not_failed_whatever_else_is_said_of_it(desk: Desk) -> None:
     desk.lease("s1", 2)
     failed = tuple(FailedLease(name, RAISED, "") for name in ("0.1", "1.1", "1.1", "9.1"))
-    released = release(desk.accounts, sampler_id="s1", lease_ids=("0.1",), failed=failed, now=desk.now)
+    released = release(desk.accounts, ReturnedLeases("s1", ("0.1",), failed), now=desk.now)
     assert desk.settle(released) == Released(2, (RAISED,))
     assert [slot.had_fault() for slot in desk.accounts.slots.open_slots.values()] == [False, True]
 

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from node.coordinator.work import decisions, step_history, verdicts
+from node.coordinator.work import leasing, step_history, verdicts
 from node.coordinator.work.balance import Balance
 from node.coordinator.work.capacity import capacities
+from node.coordinator.work.leasing import LeaseRequest
 from node.coordinator.work.slot_generations import Generation
 from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import Attempt, Slot, SlotState
@@ -28,7 +29,7 @@ def desk() -> Desk:
 
 def join(desk: Desk, **changes: object) -> None:
     joining = replace(LEARNER, **changes)  # type: ignore[arg-type]
-    desk.settle(step_history.learner_joins(desk.accounts, joining))
+    desk.settle(step_history.learner_joins(desk.accounts, joining, now=desk.now))
 
 
 def train_to(desk: Desk, version: int) -> None:
@@ -51,7 +52,7 @@ def opened(
     held: Iterable[str] = (),
 ) -> step_history.Outcome:
     hello = Hello(node_id, epoch, version, tuple(steps), tuple(held))
-    outcome: step_history.Outcome = desk.settle(step_history.drain_opens(desk.accounts, hello))
+    outcome: step_history.Outcome = desk.settle(step_history.drain_opens(desk.accounts, hello, now=desk.now))
     return outcome
 
 
@@ -61,9 +62,7 @@ def refusal_of(outcome: step_history.Outcome) -> tuple[Reason, str]:
 
 
 def lease(desk: Desk) -> LeaseGrant:
-    return decisions.lease(
-        desk.accounts, sampler_id="s1", wanted=1, held=PolicyVersion(99), now=desk.now
-    ).answer
+    return leasing.lease(desk.accounts, LeaseRequest("s1", 1, PolicyVersion(99)), now=desk.now).answer
 
 
 def test_the_first_learners_model_becomes_the_runs() -> None:
@@ -238,7 +237,7 @@ def test_a_ledger_read_back_leases_nothing_before_the_learner_finds_nothing_miss
         last_step=record,
     )
     desk = Desk(make_accounts(balance))
-    assert (lease(desk).waits_for, lease(desk).retry_after_s) == ("learner", decisions.LEARNER_PAUSE_S)
+    assert (lease(desk).waits_for, lease(desk).retry_after_s) == ("learner", leasing.LEARNER_PAUSE_S)
     desk.accounts.confirm()
     assert [one.lease_id for one in lease(desk).leases] == ["1.1"]
     desk.accounts.doubt("versions 2 to 9")
@@ -295,7 +294,7 @@ def test_a_rollback_is_recorded_with_its_version_and_makes_no_room_for_staler_gr
     train_to(desk, 2)
     before = desk.accounts.load()
     rollback = StepRecord(3, (), (), restored_version=1)
-    assert desk.settle(step_history.step(desk.accounts, rollback)).recorded == (rollback,)
+    assert desk.settle(step_history.step(desk.accounts, rollback, now=desk.now)).recorded == (rollback,)
     load = desk.accounts.load()
     assert (load.version, load.batchless_steps - before.batchless_steps) == (3, 1)
     assert (
@@ -374,7 +373,7 @@ def test_a_learner_that_counts_a_slot_as_trained_on_which_the_ledger_does_not_is
     unacknowledged = StepRecord(2, (names[1],), (0,))
     hello = Hello("learner", 1, 2, (unacknowledged,), trained_slots=slots)
     if not named:
-        assert desk.settle(step_history.drain_opens(desk.accounts, hello)).refusal is None
+        assert desk.settle(step_history.drain_opens(desk.accounts, hello, now=desk.now)).refusal is None
         return
     with refused(Reason.ROLLBACK, *named):
-        step_history.drain_opens(desk.accounts, hello)
+        step_history.drain_opens(desk.accounts, hello, now=desk.now)

@@ -18,7 +18,7 @@ ROOT: Final = Path(__file__).parents[3]
 
 OWNED_OTHERWISE: Final = {
     "node/clients/submission_stream.py self._reader": "it tells its groups what it meets",
-    "node/coordinator/transactions.py self._worker": "it tells its requests what it meets",
+    "node/coordinator/run_ledger.py self._worker": "it tells its requests what it meets",
     "node/process/daemon.py services": "awaited at once",
     "node/rpc/entrance.py task": "one of `tasks`, which are put away",
     "node/coordinator/model_servicer.py self._listing": "awaited by whoever asks",

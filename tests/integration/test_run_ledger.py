@@ -1,4 +1,4 @@
-"""The spool on a real disk: what it does when the disk, the caller or a stored byte fails."""
+"""The ledger on a real disk: what happens when the disk, the caller or a stored byte fails."""
 
 import asyncio
 import gc
@@ -8,24 +8,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
 
-from node.coordinator import transactions
+from node.coordinator import request_queue, run_ledger
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.metrics import CoordinatorMetrics
-from node.coordinator.spool import Spool
-from node.coordinator.transactions import Transactions
 from node.coordinator.work.balance import Transaction
-from node.coordinator.work.decisions import Decision
-from node.coordinator.work.step_history import Hello
+from node.coordinator.work.decision import Decision
 from node.errors import Reason, RefusedError
-from node.policy import PolicyVersion
 from node.rollout import EncodedGroup, LeaseGrant
 from node.run import StepRecord
-from node.telemetry.own_faults import OwnFaults
 from node.verdict import GroupVerdict, Verdict
-from support.clock import ManualClock
-from support.coordinator import LEARNER, make_accounts, make_answer
+from support.coordinator import make_accounts
+from support.door import OpenDoor
 from support.refusals import refused
 from support.waiting import until
 
@@ -52,59 +45,42 @@ def path(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def open_spool(path: Path) -> AsyncIterator[tuple[Spool, SlowLedger, list[tuple[str, GroupVerdict]]]]:
+async def open_door(path: Path) -> AsyncIterator[tuple[OpenDoor, SlowLedger]]:
     ledger = SlowLedger.open(path, run_id="run")
     ledger.loop, ledger.commits = asyncio.get_running_loop(), []
-    clock = ManualClock()
-    told: list[tuple[str, GroupVerdict]] = []
-    metrics = CoordinatorMetrics(CollectorRegistry())
-    accounts = make_accounts(ledger.balance(), now=clock.now())
-    spool = Spool(
-        Transactions(ledger, accounts, metrics=metrics, faults=OwnFaults(clock.monotonic), clock=clock),
-        is_published=lambda version: version == 0,
-        notify=lambda sampler_id, judgement: told.append((sampler_id, judgement)),
-        metrics=metrics,
-        clock=clock,
-    )
+    opened = OpenDoor(ledger, path.parent)
+    await opened.admit_learner()
     try:
-        await spool.admit_learner(LEARNER)
-        yield spool, ledger, told
+        yield opened, ledger
     finally:
-        if not spool._transactions._is_closing:
-            await spool.close()
-
-
-async def submit(spool: Spool, lease_id: str, *, data: bytes = b"group") -> Verdict:
-    group = make_answer(spool.accounts, lease_id)
-    submission = EncodedGroup(b"header", data, lease_id, "s1")
-    return (await spool.submit(submission, group.header)).verdict
+        await opened.close()
 
 
 async def test_a_full_disk_refuses_the_group_and_takes_it_once_there_is_room(path: Path) -> None:
-    async with open_spool(path) as (spool, ledger, _):
-        await spool.lease("s1", 1, PolicyVersion(0))
-        before = dict(spool.accounts.slots.open_slots)
+    async with open_door(path) as (hub, ledger):
+        await hub.ask("s1", 1)
+        before = dict(hub.accounts.slots.open_slots)
         pages = ledger._connection.execute("PRAGMA page_count").fetchone()[0]
         ledger._connection.execute(f"PRAGMA max_page_count = {pages}")
         with pytest.raises(RefusedError) as error:
-            await submit(spool, "0.1", data=bytes(1 << 20))
+            await hub.submit("0.1", data=bytes(1 << 20))
         assert error.value.reason is Reason.DISK
-        fault = spool._transactions._faults.first()
+        fault = hub.faults.first()
         assert fault is not None
         assert fault.what == "the ledger could not be written: database or disk is full"
         assert fault.fix == "Make room on the coordinator's disk. Nothing is lost."
-        assert dict(spool.accounts.slots.open_slots) == before
-        assert spool.accounts.tallies.total() == {}
+        assert dict(hub.accounts.slots.open_slots) == before
+        assert hub.accounts.tallies.total() == {}
         ledger._connection.execute("PRAGMA max_page_count = 1000000")
-        assert await submit(spool, "0.1", data=bytes(1 << 20)) is Verdict.SPOOLED
+        assert await hub.submit("0.1", data=bytes(1 << 20)) is Verdict.SPOOLED
 
 
 async def test_requests_that_wait_while_one_is_written_share_a_commit(path: Path) -> None:
-    async with open_spool(path) as (spool, ledger, _):
-        await spool.lease("s1", 4, PolicyVersion(0))
-        begun = await begin(spool, ledger)
+    async with open_door(path) as (hub, ledger):
+        await hub.ask("s1", 4)
+        begun = await begin(hub, ledger)
         ledger.commits.clear()
-        waiting = [asyncio.create_task(submit(spool, f"{n}.1")) for n in (2, 0, 3, 1)]
+        waiting = [asyncio.create_task(hub.submit(f"{n}.1")) for n in (2, 0, 3, 1)]
         await asyncio.sleep(0)
         assert ledger.gate is not None
         ledger.gate.set()
@@ -116,12 +92,12 @@ async def test_requests_that_wait_while_one_is_written_share_a_commit(path: Path
 async def test_groups_that_share_a_commit_are_bounded_in_bytes(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactions, "BATCH_BYTES", 2000)
-    async with open_spool(path) as (spool, ledger, _):
-        await spool.lease("s1", 4, PolicyVersion(0))
-        begun = await begin(spool, ledger)
+    monkeypatch.setattr(run_ledger, "BATCH_BYTES", 2000)
+    async with open_door(path) as (hub, ledger):
+        await hub.ask("s1", 4)
+        begun = await begin(hub, ledger)
         ledger.commits.clear()
-        waiting = [asyncio.create_task(submit(spool, f"{n}.1", data=bytes(1000))) for n in range(4)]
+        waiting = [asyncio.create_task(hub.submit(f"{n}.1", data=bytes(1000))) for n in range(4)]
         await asyncio.sleep(0)
         assert ledger.gate is not None
         ledger.gate.set()
@@ -129,24 +105,24 @@ async def test_groups_that_share_a_commit_are_bounded_in_bytes(
         assert ledger.commits == [2, 2]
 
 
-async def hold(spool: Spool, ledger: SlowLedger) -> "asyncio.Task[Verdict]":
+async def hold(hub: OpenDoor, ledger: SlowLedger) -> "asyncio.Task[Verdict]":
     """Return the submission of a group that is decided and not on disk until the gate is set."""
-    await spool.lease("s1", 1, PolicyVersion(0))
+    await hub.ask("s1", 1)
     ledger.gate = asyncio.Event()
-    submission = asyncio.create_task(submit(spool, "0.1"))
-    later = asyncio.create_task(spool.lease("s2", 1, PolicyVersion(0)))
+    submission = asyncio.create_task(hub.submit("0.1"))
+    later = asyncio.create_task(hub.ask("s2", 1))
     # The later decision is taken after the group's was applied.
-    await until(lambda: spool.accounts.load().untrained_groups == 1)
+    await until(lambda: hub.accounts.load().untrained_groups == 1)
     assert not later.done()
     return submission
 
 
 async def test_a_group_is_not_delivered_before_it_is_on_disk(path: Path) -> None:
-    async with open_spool(path) as (spool, ledger, _):
-        drain = await spool.open_drain(Hello("learner", epoch=1, version=0))
-        submission = await hold(spool, ledger)
+    async with open_door(path) as (hub, ledger):
+        drain = await hub.open_stream()
+        submission = await hold(hub, ledger)
         drain.add_credits(1)
-        waiting = asyncio.ensure_future(anext(spool.deliver(drain)))
+        waiting = asyncio.ensure_future(anext(hub.learners.deliver(drain)))
         await asyncio.wait({waiting}, timeout=0.05)
         assert not waiting.done()
         assert ledger.gate is not None
@@ -158,10 +134,10 @@ async def test_a_group_is_not_delivered_before_it_is_on_disk(path: Path) -> None
 
 
 async def test_a_repeat_is_not_answered_before_the_group_that_it_repeats_is_on_disk(path: Path) -> None:
-    async with open_spool(path) as (spool, ledger, _):
-        await spool.lease("s1", 1, PolicyVersion(0))
-        begun = await begin(spool, ledger)
-        first, repeat = (asyncio.create_task(submit(spool, "0.1")) for _ in range(2))
+    async with open_door(path) as (hub, ledger):
+        await hub.ask("s1", 1)
+        begun = await begin(hub, ledger)
+        first, repeat = (asyncio.create_task(hub.submit("0.1")) for _ in range(2))
         await asyncio.sleep(0)
         gate, ledger.gate = ledger.gate, asyncio.Event()
         assert gate is not None
@@ -176,11 +152,11 @@ async def test_a_repeat_is_not_answered_before_the_group_that_it_repeats_is_on_d
 async def test_a_commit_that_fails_is_undone_and_its_callers_may_ask_again(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with open_spool(path) as (spool, ledger, _):
-        await spool.lease("s1", 3, PolicyVersion(0))
-        drain = await spool.open_drain(Hello("learner", epoch=1, version=0))
-        begun = await begin(spool, ledger)
-        waiting = [asyncio.create_task(submit(spool, f"{n}.1", data=bytes(1 << 20))) for n in range(3)]
+    async with open_door(path) as (hub, ledger):
+        await hub.ask("s1", 3)
+        drain = await hub.open_stream()
+        begun = await begin(hub, ledger)
+        waiting = [asyncio.create_task(hub.submit(f"{n}.1", data=bytes(1 << 20))) for n in range(3)]
         await asyncio.sleep(0)
         assert ledger.gate is not None
         ledger.gate.set()
@@ -193,27 +169,27 @@ async def test_a_commit_that_fails_is_undone_and_its_callers_may_ask_again(
         assert (
             "a commit of several transactions failed; went back to what the ledger holds" in caplog.messages
         )
-        again = make_accounts(ledger.balance(), now=spool._clock.now())
-        assert dict(spool.accounts.slots.open_slots) == dict(again.slots.open_slots)
-        assert spool.accounts.load() == again.load()
-        assert spool.accounts.tallies.total() == {}
+        again = make_accounts(ledger.balance(), now=hub.clock.now())
+        assert dict(hub.accounts.slots.open_slots) == dict(again.slots.open_slots)
+        assert hub.accounts.load() == again.load()
+        assert hub.accounts.tallies.total() == {}
         with refused(Reason.DISK):
-            await anext(spool.deliver(drain))
+            await anext(hub.learners.deliver(drain))
         ledger._connection.execute("PRAGMA max_page_count = 1000000")
-        assert [await submit(spool, f"{n}.1") for n in range(3)] == [Verdict.SPOOLED] * 3
+        assert [await hub.submit(f"{n}.1") for n in range(3)] == [Verdict.SPOOLED] * 3
 
 
 async def test_a_decision_that_nobody_waits_for_is_logged_where_it_fails(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with open_spool(path) as (spool, ledger, _):
+    async with open_door(path) as (hub, ledger):
         pages = ledger._connection.execute("PRAGMA page_count").fetchone()[0]
         ledger._connection.execute(f"PRAGMA max_page_count = {pages}")
         stored = EncodedGroup(b"", bytes(1 << 20), "0.1", "s1")
-        spool._transactions.settle_unheard(lambda _: Decision(None, Transaction(stored=stored)))
-        worker = spool._transactions._worker
-        assert worker is not None
-        await worker
+        stores = Decision(None, Transaction(stored=stored))
+        hub.run_ledger.decide_unheard(lambda accounts, /, *, now: stores)
+        with refused(Reason.DISK):
+            await hub.ask("s9")  # decided after it
         gc.collect()
     assert [record.message for record in caplog.records if record.exc_info] == [
         "decision failed that nobody waits for"
@@ -221,32 +197,30 @@ async def test_a_decision_that_nobody_waits_for_is_logged_where_it_fails(
 
 
 async def test_after_a_failed_commit_each_transaction_has_its_own_for_a_while(path: Path) -> None:
-    async with open_spool(path) as (spool, ledger, _):
-        await spool.lease("s1", 3, PolicyVersion(0))
+    async with open_door(path) as (hub, ledger):
+        await hub.ask("s1", 3)
         pages = ledger._connection.execute("PRAGMA page_count").fetchone()[0]
         ledger._connection.execute(f"PRAGMA max_page_count = {pages + 2}")
-        large = [asyncio.create_task(submit(spool, f"{n}.1", data=bytes(1 << 20))) for n in range(2)]
+        large = [asyncio.create_task(hub.submit(f"{n}.1", data=bytes(1 << 20))) for n in range(2)]
         await asyncio.wait(large)
         ledger.commits.clear()
-        mixed = [asyncio.create_task(submit(spool, f"{n}.1", data=bytes(n << 20))) for n in (0, 1, 0)]
+        mixed = [asyncio.create_task(hub.submit(f"{n}.1", data=bytes(n << 20))) for n in (0, 1, 0)]
         await asyncio.wait(mixed)
         assert [task.exception() is None for task in mixed] == [True, False, True]
         assert ledger.commits == [1, 1]
-        clock = spool._clock
-        assert isinstance(clock, ManualClock)
-        clock.advance(transactions.CAREFUL_S)
+        hub.clock.advance(run_ledger.CAREFUL_S)
         ledger.commits.clear()
-        await asyncio.gather(*(submit(spool, f"{n}.1") for n in range(1, 3)))
+        await asyncio.gather(*(hub.submit(f"{n}.1") for n in range(1, 3)))
         assert ledger.commits == [2]
 
 
 async def test_a_transaction_that_cannot_be_written_costs_the_others_a_repeat(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_spool(path) as (spool, ledger, _):
-        await spool.lease("s1", 2, PolicyVersion(0))
-        begun = await begin(spool, ledger)
-        both = [asyncio.create_task(submit(spool, f"{n}.1")) for n in range(2)]
+    async with open_door(path) as (hub, ledger):
+        await hub.ask("s1", 2)
+        begun = await begin(hub, ledger)
+        both = [asyncio.create_task(hub.submit(f"{n}.1")) for n in range(2)]
         await asyncio.sleep(0)
         assert ledger.gate is not None
         ledger.gate.set()
@@ -255,33 +229,33 @@ async def test_a_transaction_that_cannot_be_written_costs_the_others_a_repeat(
         await asyncio.wait(both)
         refusals = [task.exception() for task in both]
         assert [error.reason for error in refusals if isinstance(error, RefusedError)] == [Reason.BUSY] * 2
-        assert await submit(spool, "0.1") is Verdict.SPOOLED
+        assert await hub.submit("0.1") is Verdict.SPOOLED
         with pytest.raises(sqlite3.IntegrityError):
-            await submit(spool, "1.1")
+            await hub.submit("1.1")
 
 
 async def test_a_caller_that_goes_away_leaves_memory_and_disk_in_agreement(path: Path) -> None:
-    async with open_spool(path) as (spool, ledger, _):
-        await spool.lease("s1", 1, PolicyVersion(0))
+    async with open_door(path) as (hub, ledger):
+        await hub.ask("s1", 1)
         ledger.gate, before = asyncio.Event(), len(ledger.commits)
-        caller = asyncio.create_task(submit(spool, "0.1"))
+        caller = asyncio.create_task(hub.submit("0.1"))
         await until(lambda: len(ledger.commits) > before)
         caller.cancel()
         await asyncio.wait({caller})
         assert caller.cancelled()
         ledger.gate.set()
-    async with open_spool(path) as (again, ledger, _):
-        assert again.accounts.tallies.total() == spool.accounts.tallies.total() == {Verdict.SPOOLED: 1}
-        assert dict(again.accounts.slots.open_slots) == dict(spool.accounts.slots.open_slots)
+    async with open_door(path) as (again, _):
+        assert again.accounts.tallies.total() == hub.accounts.tallies.total() == {Verdict.SPOOLED: 1}
+        assert dict(again.accounts.slots.open_slots) == dict(hub.accounts.slots.open_slots)
 
 
 async def test_callers_beyond_the_bound_are_told_to_come_back(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_spool(path) as (spool, ledger, _):
-        monkeypatch.setattr(transactions, "WAITING_REQUESTS", 2)
+    async with open_door(path) as (hub, ledger):
+        monkeypatch.setattr(request_queue, "WAITING_REQUESTS", 2)
         ledger.gate = asyncio.Event()
-        waiting = [asyncio.create_task(spool.lease("s1", 1, PolicyVersion(0))) for _ in range(3)]
+        waiting = [asyncio.create_task(hub.ask("s1", 1)) for _ in range(3)]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         refused = waiting[2].exception()
         assert isinstance(refused, RefusedError)
@@ -291,83 +265,81 @@ async def test_callers_beyond_the_bound_are_told_to_come_back(
         assert [grant.leases[0].lease_id for grant in grants] == ["0.1", "1.1"]
 
 
-async def begin(spool: Spool, ledger: SlowLedger) -> "asyncio.Task[LeaseGrant]":
+async def begin(hub: OpenDoor, ledger: SlowLedger) -> "asyncio.Task[LeaseGrant]":
     """Return a caller whose lease, if one is left, is being written until the ledger's gate is set."""
     ledger.gate, before = asyncio.Event(), len(ledger.commits)
-    begun = asyncio.create_task(spool.lease("s1", 1, PolicyVersion(0)))
+    begun = asyncio.create_task(hub.ask("s1", 1))
     await until(lambda: len(ledger.commits) > before or begun.done())
     return begun
 
 
-async def crowd(spool: Spool, callers: int) -> "list[asyncio.Task[LeaseGrant]]":
-    waiting = [asyncio.create_task(spool.lease(f"s{n}", 1, PolicyVersion(0))) for n in range(callers)]
+async def crowd(hub: OpenDoor, callers: int) -> "list[asyncio.Task[LeaseGrant]]":
+    waiting = [asyncio.create_task(hub.ask(f"s{n}")) for n in range(callers)]
     await asyncio.sleep(0)
     return waiting
 
 
-def dropped(spool: Spool, cause: str) -> float:
-    counter = spool._metrics.dropped_decisions.labels(cause)
-    return float(counter._value.get())
+def dropped(hub: OpenDoor, cause: str) -> float | None:
+    return hub.value("dropped_decisions_total", cause=cause)
 
 
 async def test_nothing_is_leased_to_a_caller_that_went_away_while_it_waited(path: Path) -> None:
-    async with open_spool(path) as (spool, ledger, _):
-        begun = await begin(spool, ledger)
-        gone, patient = await crowd(spool, 2)
-        (waiting_requests,) = spool._metrics.waiting_requests.collect()
-        assert waiting_requests.samples[0].value == 2
+    async with open_door(path) as (hub, ledger):
+        begun = await begin(hub, ledger)
+        gone, patient = await crowd(hub, 2)
+        assert hub.value("waiting_requests") == 2
         gone.cancel()
         await asyncio.wait({gone})
         assert ledger.gate is not None
         ledger.gate.set()
         assert [lease.lease_id for lease in (await begun).leases] == ["0.1"]
         assert [lease.lease_id for lease in (await patient).leases] == ["1.1"]
-        assert spool.accounts.slots.open.running("s0") == 0
-        assert dropped(spool, "gone") == 1
+        assert hub.accounts.slots.open.running("s0") == 0
+        assert dropped(hub, "gone") == 1
 
 
 async def test_a_sampler_that_has_waited_too_long_is_told_so_and_leased_nothing(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_spool(path) as (spool, ledger, _):
-        begun = await begin(spool, ledger)
-        monkeypatch.setattr(transactions, "WAIT_S", 0.05)
-        (late,) = await crowd(spool, 1)
-        with refused(Reason.BUSY, "0.05 s"):
+    async with open_door(path) as (hub, ledger):
+        begun = await begin(hub, ledger)
+        monkeypatch.setattr(run_ledger, "WAIT_S", 0.05)
+        (late,) = await crowd(hub, 1)
+        with refused(Reason.BUSY):
             await late
-        assert dropped(spool, "late") == 1
+        assert dropped(hub, "late") == 1
         assert ledger.gate is not None
         ledger.gate.set()
         await begun
-        assert spool.accounts.slots.open.running("s0") == 0
+        assert hub.accounts.slots.open.running("s0") == 0
 
 
 async def test_the_learner_is_not_held_up_by_a_thousand_samplers_that_wait(path: Path) -> None:
-    async with open_spool(path) as (spool, ledger, told):
-        await spool.lease("s1", 1, PolicyVersion(0))
-        await submit(spool, "0.1")
-        drain = await spool.open_drain(Hello("learner", epoch=1, version=0))
-        begun = await begin(spool, ledger)
-        waiting = await crowd(spool, 1000)
-        judging = asyncio.create_task(spool.judge(drain, GroupVerdict("0.1", Verdict.ACCEPTED)))
+    async with open_door(path) as (hub, ledger):
+        await hub.ask("s1", 1)
+        await hub.submit("0.1")
+        drain = await hub.open_stream()
+        begun = await begin(hub, ledger)
+        waiting = await crowd(hub, 1000)
+        judging = asyncio.create_task(hub.learners.hear(drain, GroupVerdict("0.1", Verdict.ACCEPTED)))
         await asyncio.sleep(0)
         assert ledger.gate is not None
         ledger.gate.set()
         await asyncio.wait({begun})
         await judging
-        assert sum(task.done() for task in waiting) < transactions.BATCH_REQUESTS
-        assert told == [("s1", GroupVerdict("0.1", Verdict.ACCEPTED))]
+        assert sum(task.done() for task in waiting) < run_ledger.BATCH_REQUESTS
+        assert hub.told == [("s1", GroupVerdict("0.1", Verdict.ACCEPTED))]
         await asyncio.wait(waiting)
 
 
 async def test_one_sampler_that_asks_a_thousand_times_costs_another_one_turn(path: Path) -> None:
-    async with open_spool(path) as (spool, ledger, _):
-        begun = await begin(spool, ledger)
-        greedy = [asyncio.create_task(spool.lease("greedy", 1, PolicyVersion(0))) for _ in range(1000)]
+    async with open_door(path) as (hub, ledger):
+        begun = await begin(hub, ledger)
+        greedy = [asyncio.create_task(hub.ask("greedy", 1)) for _ in range(1000)]
         await asyncio.sleep(0)
-        modest = asyncio.create_task(spool.lease("modest", 1, PolicyVersion(0)))
+        modest = asyncio.create_task(hub.ask("modest", 1))
         await asyncio.sleep(0)
-        assert dropped(spool, "full") == 1000 - transactions.WAITING_PER_CALLER
+        assert dropped(hub, "full") == 1000 - request_queue.WAITING_PER_CALLER
         assert ledger.gate is not None
         ledger.gate.set()
         assert [lease.lease_id for lease in (await modest).leases] == ["2.1"]
@@ -375,8 +347,8 @@ async def test_one_sampler_that_asks_a_thousand_times_costs_another_one_turn(pat
 
 
 async def test_heartbeats_go_on_between_decisions_that_write_nothing(path: Path) -> None:
-    async with open_spool(path) as (spool, _, _):
-        waiting = [asyncio.create_task(spool.lease(f"s{n}", 1, None)) for n in range(200)]
+    async with open_door(path) as (hub, _):
+        waiting = [asyncio.create_task(hub.ask(f"s{n}", held=None)) for n in range(200)]
         await asyncio.sleep(0)
         turns = 0
         while not all(task.done() for task in waiting):
@@ -386,10 +358,10 @@ async def test_heartbeats_go_on_between_decisions_that_write_nothing(path: Path)
 
 
 async def test_a_thousand_that_wait_are_refused_at_once_when_the_coordinator_stops(path: Path) -> None:
-    async with open_spool(path) as (spool, ledger, _):
-        begun = await begin(spool, ledger)
-        waiting = await crowd(spool, 1000)
-        closing = asyncio.create_task(spool.close())
+    async with open_door(path) as (hub, ledger):
+        begun = await begin(hub, ledger)
+        waiting = await crowd(hub, 1000)
+        closing = asyncio.create_task(hub.close())
         done, _ = await asyncio.wait(waiting, timeout=5)
         assert len(done) == 1000
         refusals = [task.exception() for task in waiting]
@@ -400,18 +372,18 @@ async def test_a_thousand_that_wait_are_refused_at_once_when_the_coordinator_sto
         assert [lease.lease_id for lease in (await begun).leases] == ["0.1"]
         await closing
         with refused(Reason.DRAINING):
-            await spool.lease("s1", 1, PolicyVersion(0))
+            await hub.ask("s1", 1)
 
 
 async def test_a_disk_that_hangs_does_not_hold_up_the_end_of_the_process(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(transactions, "CLOSE_S", 0.05)
+    monkeypatch.setattr(run_ledger, "CLOSE_S", 0.05)
     abandoned: list[str] = []
-    monkeypatch.setattr(transactions, "abandon", abandoned.append)
-    async with open_spool(path) as (spool, ledger, _):
-        begun = await begin(spool, ledger)
-        await spool.close()
+    monkeypatch.setattr(run_ledger, "abandon", abandoned.append)
+    async with open_door(path) as (hub, ledger):
+        begun = await begin(hub, ledger)
+        await hub.close()
         assert abandoned == ["ledger"]
         assert "ledger not closed in time" in caplog.messages
         assert ledger.gate is not None
@@ -421,67 +393,67 @@ async def test_a_disk_that_hangs_does_not_hold_up_the_end_of_the_process(
 
 
 async def test_a_damaged_group_is_sampled_again_and_the_others_are_delivered(path: Path) -> None:
-    async with open_spool(path) as (spool, _, _):
-        await spool.lease("s1", 2, PolicyVersion(0))
-        await submit(spool, "0.1")
-        await submit(spool, "1.1")
+    async with open_door(path) as (hub, _):
+        await hub.ask("s1", 2)
+        await hub.submit("0.1")
+        await hub.submit("1.1")
     with sqlite3.connect(path) as other:
         other.execute("UPDATE groups SET columns = CAST('bad' AS BLOB) WHERE slot = 0")
     other.close()
-    async with open_spool(path) as (spool, _, _):
-        drain = await spool.open_drain(Hello("learner", epoch=1, version=0))
+    async with open_door(path) as (hub, _):
+        drain = await hub.open_stream()
         drain.add_credits(1)
-        outgoing = spool.deliver(drain)
+        outgoing = hub.learners.deliver(drain)
         delivered = await anext(outgoing)
         assert isinstance(delivered, EncodedGroup)
         assert (delivered.group_id, *delivered.parts) == ("1.1", b"header", b"group")
-        grant = await spool.lease("s2", 1, PolicyVersion(0))
+        grant = await hub.ask("s2", 1)
         assert [lease.lease_id for lease in grant.leases] == ["0.2"]
 
 
 async def test_a_group_that_is_replaced_while_it_is_on_its_way_costs_no_credit(path: Path) -> None:
-    async with open_spool(path) as (spool, _, told):
-        await spool.lease("s1", 2, PolicyVersion(0))
-        await submit(spool, "0.1")
-        await submit(spool, "1.1")
-        drain = await spool.open_drain(Hello("learner", epoch=1, version=0))
+    async with open_door(path) as (hub, _):
+        await hub.ask("s1", 2)
+        await hub.submit("0.1")
+        await hub.submit("1.1")
+        drain = await hub.open_stream()
         drain.add_credits(1)
-        slot = spool.accounts.slots.next_undelivered()
+        slot = hub.accounts.slots.next_undelivered()
         assert slot is not None
         drain.credits -= 1
-        await spool.judge(drain, GroupVerdict("0.1", Verdict.STALE))
-        assert told == [("s1", GroupVerdict("0.1", Verdict.STALE))]
-        assert await spool._transactions.read(slot) is None
-        await spool.lease("s1", 1, PolicyVersion(0))
-        await submit(spool, "0.2")
-        assert await spool._transactions.read(slot) is None
+        await hub.learners.hear(drain, GroupVerdict("0.1", Verdict.STALE))
+        assert hub.told == [("s1", GroupVerdict("0.1", Verdict.STALE))]
+        assert await hub.run_ledger.group(slot) is None
+        await hub.ask("s1", 1)
+        await hub.submit("0.2")
+        assert await hub.run_ledger.group(slot) is None
         drain.credits += 1
-        delivered = await anext(spool.deliver(drain))
+        delivered = await anext(hub.learners.deliver(drain))
         assert isinstance(delivered, EncodedGroup)
         assert delivered.group_id == "0.2"
 
 
 async def test_a_record_that_waits_behind_a_newer_stream_is_not_taken_with_it(path: Path) -> None:
-    async with open_spool(path) as (spool, ledger, _):
-        old = await spool.open_drain(Hello("learner", epoch=1, version=0))
-        begun = await begin(spool, ledger)
-        opening = asyncio.create_task(spool.open_drain(Hello("learner", epoch=1, version=0)))
-        late = asyncio.create_task(spool.record_step(old, StepRecord(1, (), ())))
+    async with open_door(path) as (hub, ledger):
+        old = await hub.open_stream()
+        begun = await begin(hub, ledger)
+        opening = asyncio.create_task(hub.open_stream())
+        late = asyncio.create_task(hub.learners.hear(old, StepRecord(1, (), ())))
         await asyncio.sleep(0)
         assert ledger.gate is not None
         ledger.gate.set()
         await asyncio.wait({begun, opening, late})
         assert isinstance(refused := late.exception(), RefusedError)
         assert refused.reason is Reason.FENCED
-        assert spool.accounts.last_step == 0
+        assert hub.accounts.last_step == 0
 
 
 async def test_nothing_is_leased_with_a_step_that_shows_that_the_ledger_is_behind(path: Path) -> None:
-    async with open_spool(path) as (spool, ledger, _):
-        drain = await spool.open_drain(Hello("learner", epoch=1, version=0))
-        begun = await begin(spool, ledger)
-        step = asyncio.create_task(spool.record_step(drain, StepRecord(1, ("9.1",), (0,))))
-        leasing = asyncio.create_task(spool.lease("s2", 1, PolicyVersion(0)))
+    async with open_door(path) as (hub, ledger):
+        drain = await hub.open_stream()
+        begun = await begin(hub, ledger)
+        step = asyncio.create_task(hub.learners.hear(drain, StepRecord(1, ("9.1",), (0,))))
+        leasing = asyncio.create_task(hub.ask("s2", 1))
         await asyncio.sleep(0)
         assert ledger.gate is not None
         ledger.gate.set()
@@ -493,11 +465,11 @@ async def test_nothing_is_leased_with_a_step_that_shows_that_the_ledger_is_behin
 
 async def test_a_record_on_its_way_when_a_newer_stream_opens_is_not_taken(path: Path) -> None:
     """Else a learner that was replaced could settle groups that its successor trains on."""
-    async with open_spool(path) as (spool, ledger, _):
-        old = await spool.open_drain(Hello("learner", epoch=1, version=0))
-        begun = await begin(spool, ledger)
-        opening = asyncio.create_task(spool.open_drain(Hello("learner", epoch=1, version=0)))
-        late = asyncio.create_task(spool.record_step(old, StepRecord(1, (), ())))
+    async with open_door(path) as (hub, ledger):
+        old = await hub.open_stream()
+        begun = await begin(hub, ledger)
+        opening = asyncio.create_task(hub.open_stream())
+        late = asyncio.create_task(hub.learners.hear(old, StepRecord(1, (), ())))
         await asyncio.sleep(0)
         old.end()  # as the newer stream does the moment it is open
         assert ledger.gate is not None
@@ -506,4 +478,4 @@ async def test_a_record_on_its_way_when_a_newer_stream_opens_is_not_taken(path: 
         with pytest.raises(RefusedError) as error:
             await late
         assert error.value.reason is Reason.FENCED
-        assert spool.accounts.last_step == 0
+        assert hub.accounts.last_step == 0

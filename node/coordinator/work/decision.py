@@ -1,19 +1,42 @@
-"""Decisions that share one commit, each taken with those before it applied; pure.
+"""A decision: what a request comes to, and what must be on disk before anybody is told; pure.
 
+    request --decision(accounts, request, now=...)--> answer, transaction
+                                                        |
     decide 1 --> apply 1, decide 2 --> apply 2, decide 3 --> all on disk --> apply 3, answer 1 2 3
-                                                       '---> the disk refused: nobody is answered, and where
+                                                        '--> the disk refused: nobody is answered, and where
                                                              something was applied, the accounts go back
 
-The last one is applied once it is on disk, so a batch of one leaves nothing to take back.
+All decisions have one signature. One that raises has changed nothing. Decisions that wait for each other
+share a commit; the last one is applied once it is on disk, so a batch of one leaves nothing to take back.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Final, Generic, Protocol, TypeVar
 
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Transaction
-from node.coordinator.work.decisions import NOTHING, Answer, Decision
 from node.coordinator.work.slots import CONSUMED
+
+Answer = TypeVar("Answer")
+Answer_co = TypeVar("Answer_co", covariant=True)
+
+NOTHING: Final = Transaction()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision(Generic[Answer_co]):
+    """An answer, and what must be on disk before it is given."""
+
+    answer: Answer_co
+    transaction: Transaction = NOTHING
+    is_last: bool = False
+    """Whether its caller has the answer before the next decision is taken."""
+
+
+class Decide(Protocol[Answer_co]):
+    """A decision with its request, as ``partial(decision, request=...)``, which changes nothing itself."""
+
+    def __call__(self, accounts: Accounts, /, *, now: float) -> Decision[Answer_co]: ...
 
 
 class Batch:
@@ -36,21 +59,21 @@ class Batch:
         """Whether the accounts have something of it."""
         return self._applied > 0
 
-    def decide(self, decide: Callable[[float], Decision[Answer]], *, now: float) -> Answer:
-        """Take a decision and return its answer, to be given later.
+    def decide(self, decide: Decide[Answer], *, now: float) -> Decision[Answer]:
+        """Take a decision, whose answer is given later.
 
         What ``decide`` raises is raised, and changes nothing.
         """
         self.apply()
-        decision = decide(now)
+        decision = decide(self._accounts, now=now)
         transaction = decision.transaction
         if transaction != NOTHING:
             consumed = [slot for slot in transaction.slots if slot.state in CONSUMED]
             kept = self._accounts.reward_checks.kept(consumed)
             self._decided.append((replace(transaction, kept=kept) if kept else transaction, now))
-            stored = decision.transaction.stored or decision.transaction.graded
+            stored = transaction.stored or transaction.graded
             self.size_bytes += 0 if stored is None else stored.size_bytes
-        return decision.answer
+        return decision
 
     def apply(self) -> None:
         """Apply what is not applied yet."""

@@ -1,30 +1,21 @@
-"""The coordinator's decisions about leases: each is an answer and a transaction; pure.
+"""Decisions about leases: granted, given back, ended; and those of held-out prompts; pure."""
 
-``node.coordinator.transactions`` puts the transaction on disk, applies it to the accounts, and only then
-returns the answer. A decision that raises has changed nothing. Decisions on groups are in ``verdicts``, on
-learners in ``step_history``, on whom to believe in ``trust``.
-"""
-
-from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Final, Generic, TypeVar
+from typing import Final
 
-from node.coordinator.work import sampler_bounds
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.bad_prompts import Aside, Report
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.capacity import Capacity, capacity
+from node.coordinator.work.decision import Decision
 from node.coordinator.work.group_check import Work
 from node.coordinator.work.model_check import check_base
+from node.coordinator.work.sampler_standing import Share
 from node.coordinator.work.slots import Slot, SlotKind, SlotState, group_id, version_and_place
 from node.failure import FailedLease, Failure
 from node.policy import BaseModel, PolicyVersion
 from node.rollout import LeaseGrant, LeasePurpose, PromptLease
 from node.weights.planning.cheapest_chain import PUBLIC_VERSION
-
-Answer = TypeVar("Answer")
-
-NOTHING: Final = Transaction()
 
 LEARNER_PAUSE_S: Final = 2.0
 """Until a sampler asks again while every lease waits for the learner or the ledger."""
@@ -43,22 +34,18 @@ PARTIAL_PAUSE_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Decision(Generic[Answer]):
-    """An answer, and what must be on disk before it is given."""
+class LeaseRequest:
+    """What a sampler asks for."""
 
-    answer: Answer
-    transaction: Transaction = NOTHING
+    sampler_id: str
+    wanted: int
+    held: PolicyVersion | None
+    """The version that it will sample with, or a newer one; None: it holds none yet."""
+    stays: bool = False
+    """Whether it stays at that version for the held-out prompts that it is leased."""
 
 
-def lease(
-    accounts: Accounts,
-    *,
-    sampler_id: str,
-    wanted: int,
-    held: PolicyVersion | None,
-    stays: bool = False,
-    now: float,
-) -> Decision[LeaseGrant]:
+def lease(accounts: Accounts, request: LeaseRequest, *, now: float) -> Decision[LeaseGrant]:
     """Grant as many of ``wanted`` leases as every bound allows.
 
     Nothing is leased before the learner has confirmed that the ledger lacks nothing: an older ledger would
@@ -74,6 +61,7 @@ def lease(
     Raises:
         RefusedError: BASE_MISMATCH.
     """
+    sampler_id, wanted, held = request.sampler_id, request.wanted, request.held
     learner, unconfirmed = accounts.learner, _unconfirmed(accounts)
     if learner is None or unconfirmed:
         return Decision(LeaseGrant((), LEARNER_PAUSE_S, unconfirmed))
@@ -84,19 +72,19 @@ def lease(
     behind = learner.version - held.number
     is_too_old = behind > accounts.terms.bounds.max_staleness_versions
     free = Capacity(0, TOO_OLD) if is_too_old else room(accounts, behind_versions=max(0, behind))
-    share = sampler_bounds.share(accounts, sampler_id, free=free.groups, now=now)
+    share = share_of(accounts, sampler_id, free=free.groups, now=now)
     running = accounts.held(sampler_id)
     unused = max(0, min(wanted, share.leases - running))
     held_out: tuple[Slot, ...] = ()
     if share.allowance:  # samplers that are not believed are asked for training alone
         # One in any case: with none, a sampler whose allowance has shrunk would pass the version by.
         least = int(not accounts.slots.open.running(sampler_id, SlotKind.HELD_OUT))
-        may_hand_in = not sampler_bounds.must_wait_for_checks(accounts, sampler_id, now=now)
-        allowed = min(wanted, max(least, share.allowance - running)) if stays and may_hand_in else 0
+        may_hand_in = not accounts.must_wait_for_checks(sampler_id, now=now)
+        allowed = min(wanted, max(least, share.allowance - running)) if request.stays and may_hand_in else 0
         held_out = accounts.evaluations.grant(
             sampler_id, allowed, held_version=held.number, running=running, now=now
         )
-    by_checks = sampler_bounds.lease_room_by_checks(accounts, sampler_id, now=now)
+    by_checks = _room_by_checks(accounts, sampler_id, now=now)
     granted = max(0, min(unused - len(held_out), free.groups))
     waits_for_checks = by_checks is not None and by_checks < granted
     granted = granted if by_checks is None else min(granted, by_checks)
@@ -123,10 +111,34 @@ def lease(
         elif len(leased) < granted:
             bound = "prompts"
     is_left = share.allowance > 0 and accounts.evaluations.has_left(
-        sampler_id, held_version=held.number, stays=stays
+        sampler_id, held_version=held.number, stays=request.stays
     )
     stop_from = accounts.evaluations.from_version(held.number)
     return Decision(LeaseGrant(leases, pause_s, bound, stop_from, is_left), transaction)
+
+
+def share_of(accounts: Accounts, sampler_id: str, *, free: int, now: float) -> Share:
+    """Return how many leases a sampler may hold, where ``free`` groups may be leased."""
+    slots = accounts.slots
+    evaluating = slots.open.running(sampler_id, SlotKind.HELD_OUT)  # on top of every bound
+    return accounts.standings.share(
+        sampler_id,
+        held=slots.open.running(sampler_id) + evaluating,
+        free=free,
+        fleet=slots.counts()[SlotState.LEASED] + evaluating,
+        newcomers=slots.open.newcomers_leases,
+        now=now,
+    )
+
+
+def _room_by_checks(accounts: Accounts, sampler_id: str, *, now: float) -> int | None:
+    """Return how many more leases a sampler may have by its own checks; None: they bound nothing."""
+    return accounts.reward_checks.lease_room(
+        sampler_id,
+        running=accounts.slots.open.running(sampler_id),
+        is_vetted=sampler_id in accounts.standings.vetted,
+        now=now,
+    )
 
 
 def _held_out_lease(accounts: Accounts, slot: Slot) -> PromptLease:
@@ -167,6 +179,17 @@ def _unconfirmed(accounts: Accounts) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class ReturnedLeases:
+    """Leases that a sampler gives back."""
+
+    sampler_id: str
+    lease_ids: tuple[str, ...]
+    """Those that it did not begin."""
+    failed: tuple[FailedLease, ...] = ()
+    """Those that cost their prompts an attempt."""
+
+
+@dataclass(frozen=True, slots=True)
 class Released:
     """How many of the leases given back the sampler held, and the faults of those that failed."""
 
@@ -174,18 +197,12 @@ class Released:
     faults: tuple[Failure, ...] = ()
 
 
-def release(
-    accounts: Accounts,
-    *,
-    sampler_id: str,
-    lease_ids: tuple[str, ...],
-    failed: tuple[FailedLease, ...],
-    now: float,
-) -> Decision[Released]:
-    """Release leases: ``lease_ids`` were not begun, ``failed`` ones cost their prompts an attempt."""
-    slots = {slot.number: slot for slot in accounts.slots.release(sampler_id, lease_ids)}
+def release(accounts: Accounts, request: ReturnedLeases, *, now: float) -> Decision[Released]:
+    """Release leases: their slots are leased again."""
+    sampler_id = request.sampler_id
+    slots = {slot.number: slot for slot in accounts.slots.release(sampler_id, request.lease_ids)}
     faults, reports = [], []
-    for lease in failed:
+    for lease in request.failed:
         slot = accounts.slots.failed(sampler_id, lease.lease_id, lease.fault)
         if slot is not None and slot.number not in slots:
             slots[slot.number] = slot
@@ -199,44 +216,14 @@ def release(
     return Decision(Released(len(slots), tuple(faults)), transaction)
 
 
-def expiry(accounts: Accounts, now: float) -> Decision[int]:
-    """End the leases whose time is up, and slots that nobody may take; the answer is how many leases."""
-    slots = accounts.slots.expire(now)
-    holders = Counter(slot.attempts[-1].holder for slot in slots)
-    reports = (
-        Report(
-            slot.prompt_index, tuple(dict.fromkeys(a.holder for a in slot.attempts)), reason, "", slot.number
-        )
-        for slot in slots
-        if slot.kind is SlotKind.TRAIN
-        and slot.state is SlotState.ABANDONED
-        and (reason := slot.last_failure) is Failure.EXPIRED
-    )
-    bad = accounts.bad_prompts.after(reports, prompts=accounts.slots.prompts, now=now)
-    given_up = accounts.slots.given_up(
-        now, is_kept_from_some=lambda index: accounts.bad_prompts.is_kept_from_some(index, now=now)
-    )
-    standings = (
-        accounts.standings.of(name).after_expiry(n, term_s=accounts.terms.lease_ttl_s, now=now)
-        for name, n in holders.items()
-    )
-    return Decision(len(slots), Transaction(slots=(*slots, *given_up), facts=(*bad, *standings)))
-
-
-def evaluation_begins(accounts: Accounts, held: PolicyVersion, *, now: float) -> Decision[None]:
+def evaluation_begins(accounts: Accounts, request: PolicyVersion, *, now: float) -> Decision[None]:
+    """Begin the evaluation of the version that a sampler holds, if it is due and known."""
+    held = request
     is_known = held.number == 0 or held.number in accounts.versions
     if _unconfirmed(accounts) or not is_known:
         return Decision(None)
     is_checked = accounts.reward_checks.are_made
     change = accounts.evaluations.begun(
         held.number, first_prompt=accounts.first_held_out, is_checked=is_checked, now=now
-    )
-    return Decision(None, Transaction(slots=change.slots, facts=change.evaluations))
-
-
-def evaluation_turn(accounts: Accounts, *, now: float) -> Decision[None]:
-    """Count the answers to held-out prompts that no check holds back; end an evaluation that is over."""
-    change = accounts.evaluations.turn(
-        first_prompt=accounts.first_held_out, is_held=accounts.reward_checks.is_held, now=now
     )
     return Decision(None, Transaction(slots=change.slots, facts=change.evaluations))

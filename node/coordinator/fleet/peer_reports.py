@@ -1,0 +1,81 @@
+"""What peers report when they join and with each heartbeat, and what they are told; values only."""
+
+from dataclasses import dataclass
+
+from node.coordinator.work.model_check import Learner, SamplerModel, VerifierModel
+from node.peer_figures import MachineFigures, SamplerFigures
+from node.policy import PolicyVersion
+from node.protocol import OURS, Spoken
+from node.run import StepReport, Teaching
+from node.verdict import GroupVerdict
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """A request to join."""
+
+    held: PolicyVersion | None
+    model: Learner | SamplerModel | VerifierModel | None = None
+    """None: a relay has none."""
+    instance: str = ""
+    prompts: int = 0
+    """Prompts that a sampler found in the run's task; 0: it does not know yet, or the coordinator has the
+    rows."""
+    completes: bool = False
+    """Whether it reports what it could not before it knew the run's settings."""
+    grader_digest: bytes = b""
+    speaks: Spoken = OURS
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReport:
+    held: PolicyVersion | None
+    clock_offset_s: float = 0.0
+    waits_for: str = ""
+    step: StepReport | None = None
+    teaching: Teaching | None = None
+    has_heard: bool = False
+    """Whether the answer before arrived: a peer writes the next heartbeat of a stream only then."""
+    instance: str = ""
+    best_version: int | None = None
+    """Learners: as written down for ``export --best``."""
+    changes: tuple[str, ...] = ()
+    """Learners: what an operator has changed lately, newest first."""
+    machine: MachineFigures | None = None
+    """None, as of the next one: as it said before."""
+    sampler: SamplerFigures | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatAnswer:
+    head: PolicyVersion | None
+    verdicts: tuple[GroupVerdict, ...]
+    must_repair: bool
+    next_heartbeat_s: float | None
+    """When the peer is to send its next heartbeat; None: after the configured interval."""
+    longest_lag_versions: int = 0
+    """The furthest any sampler is behind; this and the following fields are for learners only."""
+    best_version: int | None = None
+    """On held-out prompts; None: no version has a score."""
+    evaluating_version: int | None = None
+    is_evaluated: bool = False
+
+
+@dataclass(slots=True)
+class Reported:
+    """What a peer that is known has said."""
+
+    report: HeartbeatReport
+    """The newest."""
+    waits_since_s: float
+    """Since when it names the wait that it names now."""
+    speaks: Spoken
+    machine: MachineFigures | None = None
+    sampler: SamplerFigures | None = None
+    """The numbers that it reported last."""
+    grader: bytes = b""
+    """Digest of its grader code; empty: it did not say."""
+    unchecked: SamplerModel | VerifierModel | None = None
+    """Its model, where the learner has not said yet what the run's is."""
+    said_base: str | None = None
+    """The instance that said which base model it has; None: none did."""
