@@ -53,7 +53,7 @@ class StepInputs:
 
     @property
     def instruction(self) -> Instruction:
-        """This step as it is sent to the other ranks."""
+        """The step as it is sent to the other ranks."""
         encoded = [group_to_wire(group) for group in self.groups]
         expected = self.expected_kl_nats
         values = {

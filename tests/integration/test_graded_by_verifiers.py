@@ -1,32 +1,30 @@
 """Runs whose verifiers grade: a real coordinator; samplers, verifiers and the learner real or by hand."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from heterorl.v1 import common_pb2, rollout_pb2
+from heterorl.v1 import common_pb2
 from node.coordinator.work.reward_checks import PUT_OFF_S
-from node.errors import RefusedError
+from node.errors import Reason
 from node.exit_code import ExitCode
-from node.rollout import GroupGrades, RewardCheck, RewardFinding, RolloutGroup
-from node.wire.rollouts import encoded_from_wire, finding_to_wire, group_from_wire, group_to_wire
+from node.rollout import RewardCheck
+from node.wire.rollouts import encoded_from_wire, group_from_wire, group_to_wire
 from sampler.engines.torch_engine import TorchEngine
+from support.by_rpc import delivered, hand_verifier, slots, until_slots
 from support.groups import without_grades
-from support.hub import HandDrain, HandPeer, RunningHub, answer_to, members, running_hub, submission
+from support.hub import HandPeer, answer_to, members, running_hub, submission
 from support.identity import MadeRun
 from support.judge_server import JudgeServer, judge_server
+from support.refusals import refused
 from support.sampler import learning, sampling, verifying
 from support.waiting import eventually, until
 
 SPOOLED = common_pb2.VERDICT_SPOOLED
-TIMEOUT_S = 20.0
 
 
 @pytest.fixture
@@ -35,56 +33,8 @@ def server() -> Iterator[JudgeServer]:
         yield running
 
 
-@dataclass(slots=True)
-class HandVerifier:
-    """A verifier that answers as a test tells it to."""
-
-    stream: Any
-
-    async def group(self) -> RolloutGroup:
-        async with asyncio.timeout(TIMEOUT_S):
-            response = await self.stream.read()
-        assert isinstance(response, rollout_pb2.CheckRewardsResponse), response
-        return group_from_wire(encoded_from_wire(response.group))
-
-    async def say(self, finding: RewardFinding) -> None:
-        await self.stream.write(rollout_pb2.CheckRewardsRequest(finding=finding_to_wire(finding)))
-
-    async def grade(self, group_id: str, *rewards: float) -> None:
-        grades = GroupGrades(np.array(rewards, np.float32), {"score": np.array(rewards, np.float32)})
-        await self.say(RewardFinding(group_id, RewardCheck.GRADED, grades=grades))
-
-
-@asynccontextmanager
-async def hand_verifier(hub: RunningHub, *, groups: int = 4) -> AsyncIterator[HandVerifier]:
-    async with hub.peer(hub.made.verifier) as peer:
-        joined = await peer.join(grader_digest=b"g" * 16)
-        assert joined.verifiers_grade
-        stream = peer.rollout.CheckRewards()
-        hello = rollout_pb2.VerifierHello(task_digest=joined.task_digest, groups=groups)
-        await stream.write(rollout_pb2.CheckRewardsRequest(hello=hello))
-        yield HandVerifier(stream)
-        stream.cancel()
-
-
-async def slots(learner: HandPeer) -> dict[str, int]:
-    return {state: n for state, n in dict((await learner.status()).slots).items() if n}
-
-
 async def chain(learner: HandPeer) -> list[str]:
     return [link.waits_for for link in (await learner.status()).waits]
-
-
-async def next_group(drain: HandDrain) -> RolloutGroup:
-    async with asyncio.timeout(60):
-        while (response := await drain.hear()).WhichOneof("message") != "group":
-            pass
-    return group_from_wire(encoded_from_wire(response.group))
-
-
-async def hand_in(peer: HandPeer, lease: rollout_pb2.PromptLease, **changes: Any) -> Any:
-    bare = without_grades(answer_to(lease, run_id=peer.identity.run_id, **changes))
-    return await peer.hand_in(submission(bare))
 
 
 async def test_a_judge_is_asked_by_the_verifier_alone_and_samplers_need_none(
@@ -120,7 +70,7 @@ async def test_a_judge_is_asked_by_the_verifier_alone_and_samplers_need_none(
             assert "spooled" not in await slots(learner)
             server.answer = lambda request: request.say("Score: 5")
             hub.clock.advance(PUT_OFF_S + 1)
-            group = await next_group(drain)
+            group = await delivered(drain)
             assert verifier.value("checks_total", outcome="graded") > 0
     assert [completion.reward for completion in group.completions] == [0.5, 0.5]
     assert group.metrics["judge_score"].tolist() == [5.0, 5.0]
@@ -128,36 +78,23 @@ async def test_a_judge_is_asked_by_the_verifier_alone_and_samplers_need_none(
     assert hub.metric("heterorl_coordinator_reward_checks_total", outcome="graded") > 0
 
 
-async def test_a_sampler_that_sends_rewards_all_the_same_is_refused_whatever_its_header_says(
+async def test_a_group_whose_columns_have_rewards_that_its_header_hides_is_read_by_nobody(
     made: MadeRun,
 ) -> None:
     async with running_hub(made, graded_by="verifier") as hub, members(hub) as (learner, sampler):
-        frank, sly = (await sampler.lease(2)).leases
-        answer = await sampler.submit(frank)
-        assert answer.verdict == common_pb2.VERDICT_MALFORMED
-        assert "verifiers grade this run's groups" in answer.detail
+        (sly,) = (await sampler.lease()).leases
         whole = answer_to(sly, run_id=made.run_id)
         encoded = group_to_wire(whole)
         header = group_to_wire(replace(without_grades(whole), graded_at_s=whole.graded_at_s)).header
         hidden = await sampler.hand_in(submission(replace(encoded, header=header)))
         assert hidden.verdict == SPOOLED  # the coordinator reads headers alone
-        assert await slots(learner) == {"available": 1, "ungraded": 1}
-        async with hub.peer(made.verifier) as peer:
-            joined = await peer.join(grader_digest=b"g" * 16)
-            stream = peer.rollout.CheckRewards()
-            hello = rollout_pb2.VerifierHello(task_digest=joined.task_digest, groups=1)
-            await stream.write(rollout_pb2.CheckRewardsRequest(hello=hello))
-            response = await stream.read()
-            assert isinstance(response, rollout_pb2.CheckRewardsResponse)
-            with pytest.raises(RefusedError, match="least_reward = nan, its columns 0"):
+        assert await slots(learner) == {"ungraded": 1}
+        async with hand_verifier(hub) as verifier:
+            response = await verifier.stream.read()
+            with refused(Reason.MALFORMED, "least_reward = nan", "0"):
                 group_from_wire(encoded_from_wire(response.group))
-            finding = RewardFinding(sly.lease_id, RewardCheck.UNGRADABLE, "its header says otherwise")
-            await stream.write(rollout_pb2.CheckRewardsRequest(finding=finding_to_wire(finding)))
-
-            async def is_thrown_out() -> bool:
-                return await slots(learner) == {"available": 2}
-
-            await eventually(is_thrown_out)
+            await verifier.find(sly.lease_id, RewardCheck.UNGRADABLE, "its header says otherwise")
+            await until_slots(learner, available=1)
 
 
 async def test_a_sampler_refuses_a_task_that_only_it_could_grade(

@@ -139,44 +139,6 @@ async def test_a_damaged_checkpoint_can_be_removed_and_the_journal_leads_to_the_
             assert (again.state.restart.replayed_steps, again.state.restart.outcome) == (6, "exact")
 
 
-async def test_a_journal_that_is_damaged_or_older_than_what_was_told_is_refused_by_file_and_entry(
-    model_dir: Path, tmp_path: Path
-) -> None:
-    async with scripted_hub() as hub:
-        head = await killed_at(hub, model_dir, tmp_path / "a", tmp_path / "b", version=3)
-        journal = tmp_path / "b" / FILE
-        whole = journal.read_bytes()
-
-        async def start(head: PolicyVersion | None = None) -> None:
-            async with learner(hub, model_dir, tmp_path / "b", head=head):
-                pass
-
-        def change(statement: str) -> None:
-            journal.write_bytes(whole)
-            with closing(sqlite3.connect(journal)) as connection, connection:
-                connection.execute(statement)
-
-        for entry, statement in (
-            (2, "UPDATE entries SET text = replace(text, '0.5', '0.6') WHERE number = 2"),
-            (3, "UPDATE groups SET columns = zeroblob(length(columns)) WHERE entry = 3 AND place = 1"),
-            (3, "DELETE FROM entries WHERE number = 3"),
-        ):
-            change(statement)
-            with pytest.raises(StartupError) as refused:
-                await start()
-            assert FILE in str(refused.value)
-            assert f"entry {entry} " in str(refused.value)
-        change("DELETE FROM entries WHERE number = 3; ")
-        with closing(sqlite3.connect(journal)) as connection, connection:
-            connection.execute("UPDATE written SET newest = 2")
-        with pytest.raises(StartupError, match="version 3 was published, and the newest step in the jour"):
-            await start(head)
-        with pytest.raises(StartupError, match=r"has step 3, the last intact entry .* is of step 2"):
-            await start()
-        journal.write_bytes(whole)
-        await start(head)
-
-
 async def test_the_journal_is_cut_behind_the_older_of_two_checkpoints(
     model_dir: Path, tmp_path: Path
 ) -> None:

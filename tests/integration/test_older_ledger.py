@@ -4,10 +4,9 @@ import asyncio
 import shutil
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import grpc.aio
-import pytest
 from prometheus_client import CollectorRegistry
 
 from heterorl.v1 import common_pb2, rollout_pb2
@@ -17,23 +16,16 @@ from node.clients.rollout_drain import RolloutDrain
 from node.clock import SystemClock
 from node.errors import Reason
 from node.policy import PolicyVersion
-from node.rpc.channel import REASON_KEY, Backoff, Purpose, dial
+from node.rpc.channel import Backoff, Purpose, dial
 from node.run import Role, StepRecord
 from node.telemetry.metrics import NodeMetrics
 from support.clock import ManualClock
-from support.hub import LAYOUT, TOKENIZER, HandDrain, HandPeer, running_hub, step_record
+from support.hub import LAYOUT, TOKENIZER, HandDrain, HandPeer, running_hub
 from support.identity import MadeRun
 from support.refusals import refused
 from support.waiting import eventually, until
 
 COPIED_AT, LAST = 3, 6
-
-
-async def refusal(call: Awaitable[object]) -> tuple[str, str]:
-    """Return (reason, message) of a call that must be refused within 5 s."""
-    with pytest.raises(grpc.aio.AioRpcError) as error:
-        await asyncio.wait_for(call, 5)
-    return str(dict(error.value.trailing_metadata() or ())[REASON_KEY]), error.value.details() or ""
 
 
 async def train(sampler: HandPeer, drain: HandDrain, *, first: int, last: int) -> dict[int, str]:
@@ -80,33 +72,6 @@ async def trained_run_with_a_copy(made: MadeRun) -> dict[int, str]:
 
 async def join(learner: HandPeer, *, epoch: int, version: int) -> None:
     await learner.join(learner_epoch=epoch, held=common_pb2.PolicyVersion(number=version))
-
-
-async def test_a_restarted_learner_is_refused_by_an_older_ledger_and_no_id_is_leased_again(
-    made: MadeRun,
-) -> None:
-    trained = await trained_run_with_a_copy(made)
-    async with running_hub(made) as hub, hub.peer() as learner, hub.peer(made.sampler) as sampler:
-        await join(learner, epoch=3, version=LAST)
-        await sampler.join()
-        # As every restarted learner does: the record of its newest step, and no other.
-        sampler.held = common_pb2.PolicyVersion(number=LAST)
-        drain = await learner.drain(
-            learner_epoch=3, version=LAST, steps=[step_record(LAST, trained[LAST])], credits=4
-        )
-        leased = {lease.lease_id for lease in (await sampler.lease(4)).leases}
-        assert leased & set(trained.values()) == set(), "ids that were trained on are leased again"
-        reason, message = await refusal(drain.stream.read())
-        assert reason == "ledger_behind"
-        assert "lacks the steps of versions 4 to 5" in message
-        assert "ledger restore" in message
-        status = await learner.status()
-        assert (status.ledger_gap in message, status.capacity_groups, status.capacity_bound) == (
-            True,
-            0,
-            "ledger",
-        )
-        assert (await sampler.lease(4)).waits_for == "ledger"
 
 
 async def test_a_learner_waits_by_name_for_the_newest_ledger_and_goes_on_when_it_is_back(

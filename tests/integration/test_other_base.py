@@ -25,19 +25,6 @@ def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [str(record.__dict__["error"]) for record in caplog.records if "error" in record.__dict__]
 
 
-async def test_a_sampler_with_another_base_is_refused_when_it_joins_told_in_what_it_differs_and_ends(
-    made: MadeRun, base: TorchEngine, model_dir: Path, fine_tuned_dir: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with running_hub(made) as hub, learning(hub, base, model_dir) as learner:
-        await learner.drain(credits=8)
-        async with sampling(made, hub.address, fine_tuned_dir) as sampler:
-            assert await asyncio.wait_for(sampler.ending, timeout=20) is ExitCode.COULD_NOT_START
-        assert (await learner.status()).slots["leased"] == 0
-    (error,) = errors(caplog)
-    assert error.startswith("your model_dir is not the run's base: its version 0 has root ")
-    assert "; 1 of 1 parts differ, which begin with the tensors lm_head.weight; give this peer" in error
-
-
 async def test_a_sampler_with_another_base_that_came_before_the_learner_is_never_leased_to_and_ends(
     made: MadeRun, base: TorchEngine, model_dir: Path, fine_tuned_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

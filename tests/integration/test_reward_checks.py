@@ -1,8 +1,5 @@
 """A sampler that lies about rewards: real coordinator, sampler and verifier; the learner by hand."""
 
-import asyncio
-import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +8,7 @@ import numpy as np
 import pytest
 
 from heterorl.v1 import common_pb2, membership_pb2
-from node.coordinator.trust_upkeep import PARDONS, ask_pardon
 from node.errors import Reason, RefusedError
-from node.exit_code import ExitCode
 from node.identity.revocation import FILE_NAME as REVOCATION_FILE
 from node.rollout import Finish, RolloutGroup
 from sampler.engines.torch_engine import TorchEngine
@@ -23,9 +18,10 @@ from sampler.rollouts.verification import Verification
 from support.hub import HandPeer, RunningHub, running_hub
 from support.identity import MadeRun
 from support.sampler import RunningPeer, learning, sampling, verifying
-from support.waiting import eventually, until
+from support.waiting import until
 
 HONEST = GroupPipeline._group
+HONEST_PROMPT = RunTask.prompt
 
 
 def lie(self: GroupPipeline, *arguments: Any, **keywords: Any) -> RolloutGroup:
@@ -48,8 +44,25 @@ async def has_checked(hub: RunningHub, verifier: RunningPeer, groups: int) -> No
     assert verifier.value("checks_total", outcome="agreed") >= groups
 
 
-async def test_a_sampler_with_inverted_rewards_is_shut_out_with_its_groups_until_it_is_pardoned(
-    made: MadeRun, base: TorchEngine, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+async def other_prompt(self: RunTask, *arguments: Any) -> Any:
+    prompt = await HONEST_PROMPT(self, *arguments)
+    return replace(prompt, token_ids=prompt.token_ids[::-1].copy())
+
+
+LIES = {
+    "inverted rewards": (GroupPipeline, "_group", lie),
+    "another prompt": (RunTask, "prompt", other_prompt),
+}
+
+
+@pytest.mark.parametrize(("lie", "told"), [("inverted rewards", "0"), ("another prompt", "the task's")])
+async def test_a_sampler_that_lies_is_found_by_the_verifier_and_shut_out(
+    made: MadeRun,
+    base: TorchEngine,
+    model_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lie: str,
+    told: str,
 ) -> None:
     async with (
         running_hub(made, max_staleness_versions=500) as hub,
@@ -57,64 +70,18 @@ async def test_a_sampler_with_inverted_rewards_is_shut_out_with_its_groups_until
         verifying(made, hub.address, model_dir) as verifier,
         sampling(made, hub.address, model_dir) as sampler,
     ):
-        drain = await learner.drain(credits=1000)
-        await has_checked(hub, verifier, 3)
-        honest = dict((await learner.status()).slots)["spooled"]
-        assert honest > 0
-        monkeypatch.setattr(GroupPipeline, "_group", lie)
-        await until(lambda: hub.metric("heterorl_coordinator_proven_liars_total") == 1)
-        assert hub.metric("heterorl_coordinator_thrown_out_groups_total") >= honest
-        told = await standing(learner)
-        assert told.standing == "quarantined"
-        assert "the grader gives 0" in told.standing_detail
-        slots = dict((await learner.status()).slots)
-        assert (slots["spooled"], slots["leased"]) == (0, 0)
-        async with asyncio.timeout(10):
-            while (response := await drain.hear()).WhichOneof("message") != "quarantines":
-                pass
-        assert [one.sampler_id for one in response.quarantines.samplers] == ["sampler-1"]
-        await until(lambda: sampler.value("groups_total", verdict="suspect") >= honest)
-
-        monkeypatch.setattr(GroupPipeline, "_group", HONEST)
-        ask_pardon(made.directory / "coordinator" / PARDONS, ["sampler-1"])
-
-        async def is_forgiven() -> bool:
-            return (await standing(learner)).standing == "established"
-
-        await eventually(is_forgiven)
-
-
-async def test_whoever_states_another_prompt_is_shut_out_though_its_rewards_are_right(
-    made: MadeRun, base: TorchEngine, model_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    honest_prompt = RunTask.prompt
-
-    async def exchanged(self: RunTask, *arguments: Any) -> Any:
-        prompt = await honest_prompt(self, *arguments)
-        return replace(prompt, token_ids=prompt.token_ids[::-1].copy())
-
-    async with (
-        running_hub(made, max_staleness_versions=500) as hub,
-        learning(hub, base, model_dir) as learner,
-        verifying(made, hub.address, model_dir) as verifier,
-        sampling(made, hub.address, model_dir),
-    ):
         await learner.drain(credits=1000)
         await has_checked(hub, verifier, 1)
-        monkeypatch.setattr(RunTask, "prompt", exchanged)
+        monkeypatch.setattr(*LIES[lie])
         await until(lambda: hub.metric("heterorl_coordinator_proven_liars_total") == 1)
-        assert "is not the task's" in (await standing(learner)).standing_detail
+        shown = await standing(learner)
+        assert (shown.standing, told in shown.standing_detail) == ("quarantined", True)
+        await until(lambda: sampler.value("groups_total", verdict="suspect") >= 1)
 
 
 async def test_where_verifiers_grade_a_group_with_another_prompt_is_not_trained_on(
     made: MadeRun, base: TorchEngine, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest_prompt = RunTask.prompt
-
-    async def exchanged(self: RunTask, *arguments: Any) -> Any:
-        prompt = await honest_prompt(self, *arguments)
-        return replace(prompt, token_ids=prompt.token_ids[::-1].copy())
-
     async with (
         running_hub(made, max_staleness_versions=500, graded_by="verifier") as hub,
         learning(hub, base, model_dir) as learner,
@@ -123,7 +90,7 @@ async def test_where_verifiers_grade_a_group_with_another_prompt_is_not_trained_
     ):
         await learner.drain(credits=1000)
         await until(lambda: checks(hub, "graded") >= 1)
-        monkeypatch.setattr(RunTask, "prompt", exchanged)
+        monkeypatch.setattr(RunTask, "prompt", other_prompt)
         await until(lambda: sampler.value("groups_total", verdict="suspect") >= 1)
         assert checks(hub, "ungradable") >= 1
 
@@ -147,44 +114,6 @@ async def test_a_verifier_whose_prompts_nobody_shares_accuses_nobody(
         await learner.drain(credits=1000)
         await has_checked(hub, verifier, 3)
         assert (await standing(learner)).standing != "quarantined"
-
-
-@pytest.fixture
-def resaved_dir(model_dir: Path, tmp_path: Path) -> Path:
-    """Copy the model with two tokens exchanged, so that some prompts and texts are others."""
-    copied = Path(shutil.copytree(model_dir, tmp_path / "resaved"))
-    path = copied / "tokenizer.json"
-    document = json.loads(path.read_text())
-    vocabulary = document["model"]["vocab"]
-    vocabulary["7"], vocabulary["8"] = vocabulary["8"], vocabulary["7"]
-    path.write_text(json.dumps(document))
-    return copied
-
-
-async def test_a_verifier_with_another_tokenizer_is_refused(
-    made: MadeRun, base: TorchEngine, model_dir: Path, resaved_dir: Path
-) -> None:
-    async with running_hub(made) as hub, learning(hub, base, model_dir):
-        async with verifying(made, hub.address, resaved_dir) as verifier:
-            assert await asyncio.wait_for(verifier.ending, timeout=20) is ExitCode.COULD_NOT_START
-        assert hub.metric("heterorl_coordinator_proven_liars_total") == 0
-
-
-async def test_a_verifier_with_another_tokenizer_that_came_before_the_learner_ends_and_accuses_nobody(
-    made: MadeRun, base: TorchEngine, model_dir: Path, resaved_dir: Path
-) -> None:
-    async with (
-        running_hub(made, max_staleness_versions=500) as hub,
-        verifying(made, hub.address, resaved_dir) as verifier,
-    ):
-        await until(lambda: hub.metric("heterorl_coordinator_verifiers") == 1)
-        async with learning(hub, base, model_dir) as learner, sampling(made, hub.address, model_dir):
-            await learner.drain(credits=1000)
-            await until(lambda: hub.metric("heterorl_coordinator_verifiers") == 0)
-            assert (
-                await verifier.ending is ExitCode.COULD_NOT_START
-            )  # by itself: a drain would win over its error
-            assert (await standing(learner)).standing != "quarantined"
 
 
 async def test_a_verifier_survives_groups_that_nobody_honest_sends(
@@ -214,27 +143,6 @@ async def test_a_verifier_survives_groups_that_nobody_honest_sends(
             await until(lambda: checks(hub, "ungradable") == 2)
             await has_checked(hub, verifier, 1)
             assert (await standing(learner)).standing == "established"
-
-
-async def test_a_run_that_requires_a_verifier_waits_for_one_and_says_so(
-    made: MadeRun, base: TorchEngine, model_dir: Path
-) -> None:
-    async with (
-        running_hub(made, max_staleness_versions=500, require_verifier=True) as hub,
-        learning(hub, base, model_dir) as learner,
-        sampling(made, hub.address, model_dir),
-    ):
-        drain = await learner.drain(credits=1000)
-        groups = hub.hub.peers.accounts.slots.open
-        await until(lambda: len(groups.untrained) >= 3, within_s=60)
-        assert len(groups.undelivered) == len(groups.untrained)
-        assert (
-            await learner.status()
-        ).headline.waits_for == "a verifier, without which nothing is trained on"
-        async with verifying(made, hub.address, model_dir) as verifier, asyncio.timeout(60):
-            while (await drain.hear()).WhichOneof("message") != "group":
-                pass
-            assert verifier.value("checks_total", outcome="agreed") > 0
 
 
 async def test_checks_are_kept_up_while_the_database_takes_no_list_of_revoked_nodes(made: MadeRun) -> None:
