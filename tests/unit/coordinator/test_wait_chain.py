@@ -230,7 +230,7 @@ def test_every_wait_that_our_code_can_name_has_a_remedy() -> None:
         "policy fetch",
         "newest ledger",
         "prompt lease",
-        *map(str, clock_comparison.),
+        *map(str, clock_comparison.AwaitedClock),
     }
     assert literals | bounds | named == REMEDIES.keys()
 
