@@ -18,7 +18,7 @@ except ``announcement``, ``listening`` and ``lease``. One process owns the direc
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -32,11 +32,13 @@ from node.weights.store.artifact_directories import ArtifactDirectories
 from node.weights.store.artifact_files import ArtifactFiles, Draft, disk_errors_refused
 from node.weights.store.high_water import HighWater
 from node.weights.store.offers import admit_offer, surplus
+from node.weights.store.pins import Pins
 from node.weights.store.readers import Readers
 
 logger = logging.getLogger(__name__)
 
 HEAD_FILE: Final = "head.json"
+PINS_FILE: Final = "pins.json"
 
 
 Listener = Callable[[], object]
@@ -96,6 +98,7 @@ class ArtifactStore:
         try:
             self._directories = ArtifactDirectories(root, public_key=public_key, run_id=run_id)
             self._mark = self._loaded_mark()
+            self._pins = Pins(root / PINS_FILE)
             self._announce()
         except OSError as error:
             raise StartupError(
@@ -144,6 +147,20 @@ class ArtifactStore:
         with self._lock, disk_errors_refused(key):
             self._withheld.discard(key)
             self._announce()
+
+    def pin(self, versions: Collection[int]) -> None:
+        """Keep a way to each of these versions, unannounced beyond retention, and to no others pinned before.
+
+        Raises OSError: the disk is full or failing; those pinned before stay.
+        """
+        with self._lock:
+            self._pins.set(versions)
+            self._announce()
+
+    @property
+    def pinned(self) -> frozenset[int]:
+        """The versions that were pinned last, by this process or an earlier one."""
+        return self._pins.versions
 
     def await_readers_of(self, version: int | None) -> None:
         """Keep a way to a version that slow peers are still to come to; None: to the head alone."""
@@ -235,6 +252,7 @@ class ArtifactStore:
         with self._lock:
             artifact = self._directories.find(key)
             if not artifact.has(frame):
+                artifact.manifest.check_payload(frame, payload)
                 artifact.write(frame, payload)
         _notify(self._frame_listeners)
         if artifact.is_whole:
@@ -250,9 +268,13 @@ class ArtifactStore:
         with self._lock:
             return self._directories.find(key).manifest
 
-    def read_payload(self, key: ArtifactKey, frame: int) -> bytes:
-        """Return a payload after checking its digest, which finds what the disk has damaged since.
+    def read_payload(self, key: ArtifactKey, frame: int, *, verifies: bool = True) -> bytes:
+        """Return a payload, which was verified when it came.
 
+        Args:
+            verifies: compare it with its digest once more, which finds what the disk has damaged since; such
+                an artifact is not announced until the frame was sent again. Readers that compare it
+                themselves do without.
         Raises RefusedError: UNKNOWN_VERSION, also if the frame is missing and nothing more of its artifact
         arrives; DAMAGED: the payload fails its digest, or is missing for now.
         """
@@ -268,7 +290,7 @@ class ArtifactStore:
                 )
             # Opened under the lock: the directory may be moved or removed while it is read.
             file = artifact.open() if is_here else None
-        payload = None if file is None else artifact.read(file, frame)
+        payload = None if file is None else artifact.read(file, frame, verifies=verifies)
         if is_here and payload is None:
             self._quarantine(artifact, frame)
         if payload is None:
@@ -340,7 +362,10 @@ class ArtifactStore:
             wanted=(head.number, self._awaited),
             retained_keyframes=self._retained_keyframes,
         )
-        for key in self.readers.removable(goes):
+        pinned = self._pins.kept(goes, complete.values())
+        for key in pinned:
+            visible.pop(key, None)
+        for key in self.readers.removable(goes - pinned):
             artifact = self.readers.remove_unless_read(key, partial(self._directories.pop, key))
             if artifact is not None:
                 visible.pop(key, None)
