@@ -246,6 +246,9 @@ class RolloutGroup(GroupTerms):
     """Who made it, as the coordinator says to the learner; empty before."""
     spooled_at_s: float = 0.0
     """Unix seconds on the coordinator's clock; 0 before."""
+    source: EncodedGroup | None = None
+    """The bytes that it came in, of which its arrays are views; None: it was made here. They have all of its
+    completions, also those that ``without_abstained`` leaves out."""
 
     @property
     def header(self) -> GroupHeader:

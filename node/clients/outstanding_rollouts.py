@@ -80,6 +80,10 @@ class OutstandingRollouts:
         verdicts = (verdict for verdict in self._held.values() if verdict is not None)
         self._owed_verdicts = {verdict.group_id: verdict for verdict in verdicts}
 
+    def has_room_for(self, group_id: str) -> bool:
+        """Whether a delivery is within the credits, as one of a group that is held already always is."""
+        return group_id in self._held or len(self._held) < self._capacity_groups
+
     def delivered(self, group_id: str) -> bool:
         """Note a delivery; False if the group is held already or was trained on."""
         self._credit_outstanding = max(0, self._credit_outstanding - 1)

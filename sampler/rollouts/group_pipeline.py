@@ -23,12 +23,13 @@ from node.failure import Failure
 from node.policy import PolicyVersion
 from node.rollout import LeasePurpose, PromptLease, RolloutGroup
 from node.verdict import GroupVerdict, Verdict
+from node.wire.rollouts import group_to_wire
 from sampler.engines.engine import Engine, GenerationRequest
 from sampler.engines.engine_thread import EngineThread
 from sampler.metrics import Dropped, SamplerMetrics
 from sampler.rollouts.conversation import Conversation
 from sampler.rollouts.group_submitter import GroupSubmitter
-from sampler.rollouts.group_tally import GroupTally
+from sampler.rollouts.group_tally import GroupFigures, GroupTally
 from sampler.rollouts.leasing import Leasing
 from sampler.rollouts.run_task import RunTask
 from sampler.rollouts.turn_taking import TurnTaking, split_request_id
@@ -138,19 +139,20 @@ class GroupPipeline:
             logger.info("first group trained", extra={"group_id": verdict.group_id})
         logger.debug("verdict", extra=fields)
 
-    def settled(self, group: RolloutGroup, verdict: Verdict | None) -> None:
+    def settled(self, group_id: str, verdict: Verdict | None) -> None:
         """Forget a group that the hub has answered for."""
-        job = self._work_queue.settle(group.group_id)
+        job = self._work_queue.settle(group_id)
         assert job is not None, "nothing drops a job that is submitted"
+        assert job.figures is not None, "a submitted job has figures"
         self.leasing.notice_change()
         if verdict is None:
             self._metrics.dropped_groups.labels(Dropped.REFUSED).inc()
             return
         self._metrics.groups.labels(verdict).inc()
         # The witness of `make kills` takes from here which groups are in safe keeping.
-        logger.debug("group", extra={"group_id": group.group_id, "verdict": verdict})
+        logger.debug("group", extra={"group_id": group_id, "verdict": verdict})
         purpose = job.lease.purpose
-        _log_totals(purpose, self._tallies[purpose].add(group, verdict, now=self._clock.monotonic()))
+        _log_totals(purpose, self._tallies[purpose].add(job.figures, verdict, now=self._clock.monotonic()))
 
     def give_back_unfinished(self, reason: Dropped) -> None:
         """Return the leases whose groups are not generated."""
@@ -229,13 +231,16 @@ class GroupPipeline:
             return
         self.leasing.note_success()
         group = self._group(job, grades, finished_at_s=finished_at_s)
-        self._metrics.count_tokens(group.drawn_tokens)
+        figures = GroupFigures.of(group)
+        self._metrics.count_tokens(figures.tokens)
         if grades is not None:
             self._metrics.abstained_completions.inc(grades.rewards.count(None))
         if job.lease.purpose is LeasePurpose.TRAINING and grades is not None:
-            self._metrics.reward_mean.set(group.reward_mean)
-        self._work_queue.advance(group.group_id, JobState.SUBMITTING)
-        await self._submitter.put(group)
+            self._metrics.reward_mean.set(figures.reward_mean)
+        self._work_queue.submit(group.group_id, figures)
+        encoded = group_to_wire(group)
+        del group  # its bytes are all that waits for the hub
+        await self._submitter.put(encoded)
 
     def _group(self, job: Job, grades: Grades | None, *, finished_at_s: float) -> RolloutGroup:
         """Return what is submitted of a job; without ``grades`` verifiers work out the rewards."""

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from node.errors import RefusedError
-from node.rollout import RolloutGroup
+from node.rollout import EncodedGroup
 from node.rpc.channel import Backoff, ConnectionLost
 from node.verdict import Verdict
 
@@ -21,22 +21,25 @@ logger = logging.getLogger(__name__)
 SUBMISSIONS_IN_FLIGHT: Final = 32
 """A hundred a second at a hub 300 ms away; their bytes are bounded by the stream they go over."""
 
-Submit = Callable[[RolloutGroup], Awaitable[tuple[Verdict, str]]]
+Submit = Callable[[EncodedGroup], Awaitable[tuple[Verdict, str]]]
 """``SamplerRolloutClient.submit``."""
 
-Settled = Callable[[RolloutGroup, Verdict | None], None]
-"""Called with the hub's verdict on a group; None: the hub refused it for good."""
+Settled = Callable[[str, Verdict | None], None]
+"""Called with a group's id and the hub's verdict on it; None: the hub refused it for good."""
 
 
 class GroupSubmitter:
-    """Submits the groups put into it while ``run`` runs; ``random`` draws in [0, 1), for the backoff."""
+    """Submits the groups put into it while ``run`` runs: the same bytes each time.
+
+    ``random`` draws in [0, 1), for the backoff.
+    """
 
     def __init__(self, submit: Submit, *, capacity_groups: int, random: Callable[[], float]) -> None:
         self._submit = submit
-        self._queue: asyncio.Queue[RolloutGroup] = asyncio.Queue(capacity_groups)
+        self._queue: asyncio.Queue[EncodedGroup] = asyncio.Queue(capacity_groups)
         self._random = random
 
-    async def put(self, group: RolloutGroup) -> None:
+    async def put(self, group: EncodedGroup) -> None:
         """Queue a group; wait while the queue is full."""
         await self._queue.put(group)
 
@@ -53,10 +56,10 @@ class GroupSubmitter:
     async def _submit_forever(self, settled: Settled) -> None:
         while True:
             group = await self._queue.get()
-            settled(group, await self._verdict(group))
+            settled(group.group_id, await self._verdict(group))
             self._queue.task_done()
 
-    async def _verdict(self, group: RolloutGroup) -> Verdict | None:
+    async def _verdict(self, group: EncodedGroup) -> Verdict | None:
         backoff = Backoff(self._random)
         while True:
             try:

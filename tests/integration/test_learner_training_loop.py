@@ -29,7 +29,7 @@ from node.clients import rollout_drain
 from node.errors import StartupError
 from node.evaluation import EvaluationNotice
 from node.policy import PolicyVersion
-from node.rollout import Completion
+from node.rollout import Completion, EncodedGroup
 from node.verdict import Verdict
 from support.groups import SAMPLING, make_completion
 from support.scripted_hub import scripted_hub
@@ -177,6 +177,7 @@ async def test_refused_groups_are_said_why_and_leave_room_for_others(model_dir: 
             running.delivered("1.1", completions=lying),
             running.delivered("2.1", sampling=replace(SAMPLING, top_k=20)),
             running.delivered("3.1", version=1),
+            running.delivered("6.1", source=EncodedGroup(b"header", b"columns", "6.1")),
             running.delivered("4.1"),
             running.delivered("5.1"),
         )
@@ -188,7 +189,13 @@ async def test_refused_groups_are_said_why_and_leave_room_for_others(model_dir: 
             "1.1": Verdict.SUSPECT,
             "2.1": Verdict.FOREIGN,
             "3.1": Verdict.FOREIGN,
+            "6.1": Verdict.MALFORMED,
         }
+        counted = {
+            one: running.shown("groups_total", verdict=one) for one in ("malformed", "foreign", "suspect")
+        }
+        assert counted == {"malformed": 1, "foreign": 3, "suspect": 1}
+        assert running.shown("buffered_groups") == 0
 
 
 async def test_a_sampler_whose_fresh_logprobs_are_not_the_learners_is_no_longer_believed(

@@ -21,8 +21,9 @@ from node.verdict import Verdict
 from node.weights.planning.cheapest_chain import plan_catch_up, plan_fresh
 from node.wire.rollouts import group_to_wire
 from sampler.rollouts.group_submitter import GroupSubmitter
+from sampler.rollouts.group_tally import GroupFigures
 from sampler.rollouts.leasing import Leasing
-from sampler.rollouts.work_queue import NOT_GENERATED, JobState, WorkQueue
+from sampler.rollouts.work_queue import NOT_GENERATED, WorkQueue
 from sampler.served_policy import Command, Event, ServedPolicy
 from simulation.faults import Plan
 from simulation.hub import LAYOUT, RUN_ID, TOKENIZER, Hub, peer_of, root_of
@@ -87,7 +88,8 @@ class SimulatedSampler:
         )
         self._submitter = GroupSubmitter(self._submit, capacity_groups=8, random=draw.random)
         self._generating: dict[str, asyncio.Task[None]] = {}
-        self._encoded: dict[str, EncodedGroup] = {}
+        self._groups: dict[str, RolloutGroup] = {}
+        """That are submitted, and not settled."""
 
     @property
     def waits_for(self) -> str:
@@ -186,10 +188,10 @@ class SimulatedSampler:
         if self._plan.verifiers_grade:
             group = ungraded(group)
             header = group_to_wire(group).header
-        self._encoded[name] = EncodedGroup(header, self._keep(group), name, self.name)
-        self._queue.advance(name, JobState.SUBMITTING)
+        self._groups[name] = group
+        self._queue.submit(name, GroupFigures.of(group))
         self._begin_ready()
-        await self._submitter.put(group)
+        await self._submitter.put(EncodedGroup(header, self._keep(group), name, self.name))
 
     def lost(self, lease_ids: tuple[str, ...]) -> None:
         """Drop what was given to others and is not generated."""
@@ -199,15 +201,15 @@ class SimulatedSampler:
                 task.cancel()
         self._begin_ready()
 
-    async def _submit(self, group: RolloutGroup) -> tuple[Verdict, str]:
-        name, encoded = group.group_id, self._encoded[group.group_id]
+    async def _submit(self, encoded: EncodedGroup) -> tuple[Verdict, str]:
+        group = self._groups[encoded.group_id]
         submitted = await self._call(lambda hub: hub.submit(encoded, group))
-        self._witness.told(self.name, name, submitted.verdict)
+        self._witness.told(self.name, encoded.group_id, submitted.verdict)
         return submitted.verdict, submitted.detail
 
-    def _settled(self, group: RolloutGroup, verdict: Verdict | None) -> None:
-        self._queue.settle(group.group_id)
-        self._encoded.pop(group.group_id, None)
+    def _settled(self, group_id: str, verdict: Verdict | None) -> None:
+        self._queue.settle(group_id)
+        self._groups.pop(group_id, None)
         self.leasing.notice_change()
 
     # Versions and heartbeats.

@@ -5,11 +5,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from node.errors import Reason, RefusedError
-from node.rollout import RolloutGroup
+from node.rollout import EncodedGroup
 from node.rpc.channel import ConnectionLost
 from node.verdict import Verdict
 from sampler.rollouts.group_submitter import SUBMISSIONS_IN_FLIGHT, GroupSubmitter
-from support.groups import make_group
 
 
 class Hub:
@@ -17,14 +16,14 @@ class Hub:
 
     def __init__(self, *script: Exception | Verdict) -> None:
         self.script = list(script)
-        self.submitted: list[str] = []
+        self.submitted: list[EncodedGroup] = []
         self.in_flight = 0
         self.most_in_flight = 0
         self.is_open = asyncio.Event()
         self.is_open.set()
 
-    async def submit(self, group: RolloutGroup) -> tuple[Verdict, str]:
-        self.submitted.append(group.group_id)
+    async def submit(self, group: EncodedGroup) -> tuple[Verdict, str]:
+        self.submitted.append(group)
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         await self.is_open.wait()
@@ -40,8 +39,12 @@ class Submitting:
         self.submitter = GroupSubmitter(hub.submit, capacity_groups=capacity_groups, random=lambda: 0.01)
         self.settled: list[tuple[str, Verdict | None]] = []
 
-    def settle(self, group: RolloutGroup, verdict: Verdict | None) -> None:
-        self.settled.append((group.group_id, verdict))
+    def settle(self, group_id: str, verdict: Verdict | None) -> None:
+        self.settled.append((group_id, verdict))
+
+
+def encoded(group_id: str) -> EncodedGroup:
+    return EncodedGroup(b"header", b"columns", group_id)
 
 
 @asynccontextmanager
@@ -56,10 +59,10 @@ async def submitting(hub: Hub, *, capacity_groups: int = 8) -> AsyncIterator[Sub
 async def test_a_group_is_handed_in_once_and_its_verdict_told() -> None:
     hub = Hub(Verdict.DUPLICATE)
     async with submitting(hub) as made:
-        await made.submitter.put(make_group("1.1"))
+        await made.submitter.put(encoded("1.1"))
         await made.submitter.flushed()
     assert made.settled == [("1.1", Verdict.DUPLICATE)]
-    assert hub.submitted == ["1.1"]
+    assert hub.submitted == [encoded("1.1")]
 
 
 @pytest.mark.parametrize(
@@ -74,18 +77,18 @@ async def test_a_group_is_handed_in_once_and_its_verdict_told() -> None:
 async def test_a_submission_is_repeated_until_the_hub_answers(failure: Exception) -> None:
     hub = Hub(failure, failure, failure)
     async with submitting(hub) as made:
-        await made.submitter.put(make_group("1.1"))
+        await made.submitter.put(group := encoded("1.1"))
         await made.submitter.flushed()
-    assert hub.submitted == ["1.1"] * 4
+    assert [one is group for one in hub.submitted] == [True] * 4  # the same bytes each time
     assert made.settled == [("1.1", Verdict.SPOOLED)]
 
 
 async def test_a_final_refusal_settles_the_group_and_the_next_goes_on() -> None:
     hub = Hub(RefusedError(Reason.OVER_LIMIT, "too large"))
     async with submitting(hub) as made:
-        await made.submitter.put(make_group("1.1"))
+        await made.submitter.put(encoded("1.1"))
         await made.submitter.flushed()
-        await made.submitter.put(make_group("2.1"))
+        await made.submitter.put(encoded("2.1"))
         await made.submitter.flushed()
     assert made.settled == [("1.1", None), ("2.1", Verdict.SPOOLED)]
 
@@ -95,8 +98,8 @@ async def test_a_full_queue_makes_put_wait() -> None:
     hub.is_open.clear()
     async with submitting(hub, capacity_groups=2) as made:
         for number in range(SUBMISSIONS_IN_FLIGHT + 2):
-            await asyncio.wait_for(made.submitter.put(make_group(f"{number}.1")), timeout=5)
-        late = asyncio.create_task(made.submitter.put(make_group("late")))
+            await asyncio.wait_for(made.submitter.put(encoded(f"{number}.1")), timeout=5)
+        late = asyncio.create_task(made.submitter.put(encoded("late")))
         done, _ = await asyncio.wait({late}, timeout=0.05)
         assert not done
         hub.is_open.set()
