@@ -20,7 +20,7 @@ from node.evaluation import Evaluation, EvaluationStatus
 from node.failure import FAULTS, Failure
 from node.identity.peer import Peer
 from node.peer_figures import FIGURES
-from node.rollout import RewardCheck
+from node.reward_finding import RewardCheck
 from node.run import MEMBER_ROLES, SamplerStanding, StepReport, Teaching
 from node.telemetry.metric_factory import MetricFactory
 from node.verdict import Verdict

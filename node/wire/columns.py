@@ -16,7 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 from heterorl.v1 import rollout_pb2
 from node import limits
 from node.errors import Reason, RefusedError
-from node.rollout import Completion, Finish, GroupGrades, RolloutGroup, Scalar
+from node.reward_finding import GroupGrades
+from node.rollout import Completion, Finish, RolloutGroup, Scalar
 from node.wire.mapping import Wire
 
 _METRIC_NAME_BYTES: Final = 2 << 10

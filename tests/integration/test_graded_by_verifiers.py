@@ -15,7 +15,8 @@ from heterorl.v1 import common_pb2, rollout_pb2
 from node.coordinator.work.reward_checks import PUT_OFF_S
 from node.errors import RefusedError
 from node.exit_code import ExitCode
-from node.rollout import GroupGrades, RewardCheck, RewardFinding, RolloutGroup
+from node.reward_finding import GroupGrades, RewardCheck, RewardFinding
+from node.rollout import RolloutGroup
 from node.wire.rollouts import encoded_from_wire, finding_to_wire, group_from_wire, group_to_wire
 from sampler.engines.torch_engine import TorchEngine
 from support.groups import without_grades

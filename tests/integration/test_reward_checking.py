@@ -20,7 +20,8 @@ from node.coordinator.work.reward_checks import HELD_S, MOST_TRIES
 from node.coordinator.work.step_history import Hello
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
-from node.rollout import EncodedGroup, RewardCheck, RewardFinding
+from node.reward_finding import RewardCheck, RewardFinding
+from node.rollout import EncodedGroup
 from node.run import StepRecord
 from node.telemetry.own_faults import OwnFaults
 from node.verdict import GroupVerdict, Verdict

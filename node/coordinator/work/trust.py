@@ -16,7 +16,7 @@ from node.coordinator.work.check_queue import Held
 from node.coordinator.work.decisions import Decision
 from node.coordinator.work.group_check import NotedOptions
 from node.coordinator.work.slots import SlotKind, group_id, kind_of
-from node.rollout import RewardCheck, RewardFinding
+from node.reward_finding import RewardCheck, RewardFinding
 from node.verdict import GroupVerdict, Verdict
 
 
