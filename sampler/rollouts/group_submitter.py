@@ -1,9 +1,11 @@
 """Submits finished groups to the hub until it answers; the hub answers a repeat with ``duplicate``.
 
-put --> queue, bounded --> submit --verdict--> settled
-                             |  ^
-                             |  `-- connection lost, hub busy or restarting: backoff
-                             `-- a final refusal: settled without a verdict
+waits for a place --> submitted --> verdict
+                        |  ^
+                        |  `-- connection lost, hub busy or restarting: backoff
+                        `-- a final refusal: no verdict
+
+How many groups wait is bounded where they are leased, see ``WorkQueue``.
 """
 
 import asyncio
@@ -24,51 +26,27 @@ SUBMISSIONS_IN_FLIGHT: Final = 32
 Submit = Callable[[EncodedGroup], Awaitable[tuple[Verdict, str]]]
 """``SamplerRolloutClient.submit``."""
 
-Settled = Callable[[str, Verdict | None], None]
-"""Called with a group's id and the hub's verdict on it; None: the hub refused it for good."""
-
 
 class GroupSubmitter:
-    """Submits the groups put into it while ``run`` runs: the same bytes each time.
+    """Submits groups, ``SUBMISSIONS_IN_FLIGHT`` at once; ``random`` draws in [0, 1), for the backoff."""
 
-    ``random`` draws in [0, 1), for the backoff.
-    """
-
-    def __init__(self, submit: Submit, *, capacity_groups: int, random: Callable[[], float]) -> None:
+    def __init__(self, submit: Submit, *, random: Callable[[], float]) -> None:
         self._submit = submit
-        self._queue: asyncio.Queue[EncodedGroup] = asyncio.Queue(capacity_groups)
         self._random = random
+        self._places = asyncio.Semaphore(SUBMISSIONS_IN_FLIGHT)
 
-    async def put(self, group: EncodedGroup) -> None:
-        """Queue a group; wait while the queue is full."""
-        await self._queue.put(group)
-
-    async def run(self, settled: Settled) -> None:
-        """Submit until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(SUBMISSIONS_IN_FLIGHT):
-                tasks.create_task(self._submit_forever(settled))
-
-    async def flushed(self) -> None:
-        """Wait until every group put so far is settled."""
-        await self._queue.join()
-
-    async def _submit_forever(self, settled: Settled) -> None:
-        while True:
-            group = await self._queue.get()
-            settled(group.group_id, await self._verdict(group))
-            self._queue.task_done()
-
-    async def _verdict(self, group: EncodedGroup) -> Verdict | None:
-        backoff = Backoff(self._random)
-        while True:
-            try:
-                verdict, _ = await self._submit(group)
-                return verdict
-            except (ConnectionLost, RefusedError) as error:
-                fields = {"group_id": group.group_id, "detail": str(error)}
-                if isinstance(error, RefusedError) and not error.reason.is_retryable:
-                    logger.warning("group refused", extra={**fields, "reason": error.reason.value})
-                    return None
-                logger.debug("submission put off", extra=fields)
-            await backoff.wait()
+    async def verdict(self, group: EncodedGroup) -> Verdict | None:
+        """Submit the same bytes until the hub answers; return its verdict, None if it refuses for good."""
+        async with self._places:
+            backoff = Backoff(self._random)
+            while True:
+                try:
+                    verdict, _ = await self._submit(group)
+                    return verdict
+                except (ConnectionLost, RefusedError) as error:
+                    fields = {"group_id": group.group_id, "detail": str(error)}
+                    if isinstance(error, RefusedError) and not error.reason.is_retryable:
+                        logger.warning("group refused", extra={**fields, "reason": error.reason.value})
+                        return None
+                    logger.debug("submission put off", extra=fields)
+                await backoff.wait()

@@ -86,7 +86,7 @@ class SimulatedSampler:
             random=draw.random,
             monotonic=process.loop.time,
         )
-        self._submitter = GroupSubmitter(self._submit, capacity_groups=8, random=draw.random)
+        self._submitter = GroupSubmitter(self._call_submit, random=draw.random)
         self._generating: dict[str, asyncio.Task[None]] = {}
         self._groups: dict[str, RolloutGroup] = {}
         """That are submitted, and not settled."""
@@ -102,7 +102,6 @@ class SimulatedSampler:
         self.policy.load(PolicyVersion(0, root_of(0)))
         self.policy.hold(PolicyVersion(0, root_of(0)), now=self.process.loop.time())
         await self._join()
-        self.process.spawn(self._submitter.run(self._settled))
         self.process.spawn(self._send_heartbeats())
         self.process.spawn(self._follow())
         try:
@@ -191,7 +190,10 @@ class SimulatedSampler:
         self._groups[name] = group
         self._queue.submit(name, GroupFigures.of(group))
         self._begin_ready()
-        await self._submitter.put(EncodedGroup(header, self._keep(group), name, self.name))
+        await self._submitter.verdict(EncodedGroup(header, self._keep(group), name, self.name))
+        self._queue.settle(name)
+        self._groups.pop(name, None)
+        self.leasing.notice_change()
 
     def lost(self, lease_ids: tuple[str, ...]) -> None:
         """Drop what was given to others and is not generated."""
@@ -201,16 +203,11 @@ class SimulatedSampler:
                 task.cancel()
         self._begin_ready()
 
-    async def _submit(self, encoded: EncodedGroup) -> tuple[Verdict, str]:
+    async def _call_submit(self, encoded: EncodedGroup) -> tuple[Verdict, str]:
         group = self._groups[encoded.group_id]
         submitted = await self._call(lambda hub: hub.submit(encoded, group))
         self._witness.told(self.name, encoded.group_id, submitted.verdict)
         return submitted.verdict, submitted.detail
-
-    def _settled(self, group_id: str, verdict: Verdict | None) -> None:
-        self._queue.settle(group_id)
-        self._groups.pop(group_id, None)
-        self.leasing.notice_change()
 
     # Versions and heartbeats.
 
