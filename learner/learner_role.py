@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 from grpc.aio import Channel
 
 from learner.config import LearnerConfig
+from learner.intake.batch_buffer import BatchBuffer
 from learner.journal.records import Origin
 from learner.metrics import Instruments, LearnerMetrics
 from learner.operator_orders import OperatorOrders, recent_changes
@@ -117,7 +118,8 @@ async def build(context: RoleContext) -> list[Service]:
         for purpose in (Purpose.CONTROL, Purpose.ROLLOUTS, *[Purpose.BULK] * BULK_CONNECTIONS)
     )
     coordinator = _join(context, moved, control, config, restored, evidence)
-    drain = _drain(rollouts, config, restored, instruments)
+    buffer = BatchBuffer(capacity_groups=config.buffer_groups)
+    drain = _drain(rollouts, buffer, config, restored, instruments)
 
     def on_step(line: StepLine | None, batch: Sequence[RolloutGroup]) -> None:
         for thread in writers:
@@ -126,6 +128,7 @@ async def build(context: RoleContext) -> list[Service]:
     loop = TrainingLoop(
         restored.state,
         coordinator=coordinator,
+        buffer=buffer,
         drain=drain,
         evidence=evidence,
         step_log=restored.step_log,
@@ -307,10 +310,15 @@ def _join(
 
 
 def _drain(
-    rollouts: Channel, config: LearnerConfig, restored: _Restored, instruments: Instruments
+    rollouts: Channel,
+    buffer: BatchBuffer,
+    config: LearnerConfig,
+    restored: _Restored,
+    instruments: Instruments,
 ) -> RolloutDrain:
     return RolloutDrain(
         rollouts,
+        buffer.arrive,
         learner_epoch=restored.signer.learner_epoch,
         version=restored.state.version,
         capacity_groups=config.buffer_groups,

@@ -7,7 +7,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 
 from node.failure import FAULTS, Failure
-from node.rollout import RewardCheck
+from node.reward_finding import RewardCheck
 from node.telemetry.metric_factory import MetricFactory
 
 _GROUP_BUCKETS_S: Final = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)

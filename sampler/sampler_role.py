@@ -216,7 +216,6 @@ def _pipeline(
     caller: Caller,
     metrics: SamplerMetrics,
 ) -> GroupPipeline:
-    config = context.config.section(SamplerConfig)
     client = SamplerRolloutClient(dial(hub, caller, purpose=Purpose.ROLLOUTS, now=context.clock.now()))
     return GroupPipeline(
         engine,
@@ -231,7 +230,7 @@ def _pipeline(
             random=random.random,
             monotonic=context.clock.monotonic,
         ),
-        submitter=GroupSubmitter(client.submit, capacity_groups=config.outbox_groups, random=random.random),
+        submitter=GroupSubmitter(client.submit, random=random.random),
         metrics=metrics,
         clock=context.clock,
     )

@@ -1,61 +1,73 @@
-"""Which groups the next step takes; pure.
+"""The groups that a learner holds, from their delivery to a step; pure.
 
-    admitted --> buffered --> batch      whole groups, oldest behaviour version first
-                    '-------> evicted    too stale to be taken now, graded by options that have changed, made
-                                         by a sampler that was quarantined since, or for a slot that was
-                                         trained on since, with a group that was thrown out too late
+    delivered --> arrived --judged--> admitted --> batch     whole groups, oldest behaviour version first
+                     |                    '------> evicted   too stale to be taken now, graded by options that
+                     '------> refused                        have changed, made by a sampler that was
+                                                             quarantined since, or for a slot that was trained
+                                                             on since, with a group that was thrown out too
+                                                             late
 
-Oldest first: newer groups can still wait.
+Oldest first: newer groups can still wait. An arrived group is bytes that nobody has looked at, an admitted
+one views of its bytes: held groups take the memory that they were sent in.
 """
 
 from collections.abc import Container, Mapping
 
 from learner.intake.group_verdict import stale, trained_before
-from node.rollout import RolloutGroup, other_options
+from node.rollout import EncodedGroup, RolloutGroup, other_options
 from node.verdict import GroupVerdict, Verdict
 
 
 class BatchBuffer:
-    """Admitted groups that wait for a step, at most ``capacity_groups``.
+    """Groups that wait for a step, at most ``capacity_groups``."""
 
-    Raises:
-        ValueError: the capacity is below one batch, which could then never fill.
-    """
-
-    def __init__(self, *, capacity_groups: int, batch_groups: int, max_staleness_versions: int) -> None:
-        if not 1 <= batch_groups <= capacity_groups:
-            raise ValueError(f"a buffer of {capacity_groups} groups never fills a batch of {batch_groups}")
+    def __init__(self, *, capacity_groups: int) -> None:
         self._capacity_groups = capacity_groups
-        self._batch_groups = batch_groups
-        self._max_staleness_versions = max_staleness_versions
-        self._waiting: dict[str, RolloutGroup] = {}  # in the order of arrival
+        self._arrived: dict[str, EncodedGroup] = {}
+        self._admitted: dict[str, RolloutGroup] = {}
+        """Both in the order of arrival."""
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._arrived) + len(self._admitted)
 
-    def add(self, group: RolloutGroup) -> None:
-        """Keep an admitted group.
+    def arrive(self, group: EncodedGroup) -> None:
+        """Keep a group as it was delivered.
 
         Raises:
             ValueError: the buffer is full or holds this group already; the coordinator's credits rule
                 both out.
         """
-        if group.group_id in self._waiting:
+        if group.group_id in self._arrived or group.group_id in self._admitted:
             raise ValueError(f"group {group.group_id} is buffered already")
-        if len(self._waiting) == self._capacity_groups:
+        if len(self) >= self._capacity_groups:
             raise ValueError(f"the buffer is full with {self._capacity_groups} groups")
-        self._waiting[group.group_id] = group
+        self._arrived[group.group_id] = group
+
+    @property
+    def arrived(self) -> tuple[EncodedGroup, ...]:
+        """Groups to judge, each with ``admit`` or ``refuse``."""
+        return tuple(self._arrived.values())
+
+    def admit(self, group: RolloutGroup) -> None:
+        """Keep an arrived group for a step."""
+        del self._arrived[group.group_id]
+        self._admitted[group.group_id] = group
+
+    def refuse(self, group_id: str) -> None:
+        """Forget an arrived group."""
+        del self._arrived[group_id]
 
     def evict(
         self,
         *,
         version: int,
+        max_staleness_versions: int,
         task_digest: bytes | None,
         shut_out: Mapping[str, str],
         trained_group_ids: Container[str],
         since_version: int = 0,
     ) -> list[tuple[RolloutGroup, GroupVerdict]]:
-        """Remove and return, with its verdict, every group that cannot be trained on any more.
+        """Remove and return, with its verdict, every admitted group that cannot be trained on any more.
 
         Args:
             version: of the learner; groups may be too stale at it.
@@ -65,37 +77,37 @@ class BatchBuffer:
             since_version: see ``stale``.
         """
         evicted = []
-        for group in list(self._waiting.values()):
+        for group in list(self._admitted.values()):
             if group.group_id in trained_group_ids:
                 verdict: GroupVerdict | None = trained_before(group)
             else:
-                verdict = self._unfit(group, version, task_digest, shut_out, since_version)
+                verdict = _unfit(group, task_digest, shut_out) or stale(
+                    group,
+                    version=version,
+                    max_staleness_versions=max_staleness_versions,
+                    since_version=since_version,
+                )
             if verdict is not None:
-                del self._waiting[verdict.group_id]
+                del self._admitted[verdict.group_id]
                 evicted.append((group, verdict))
         return evicted
 
-    def take_batch(self) -> tuple[RolloutGroup, ...]:
-        """Remove and return the oldest whole batch, by behaviour version and arrival; () if none is full."""
-        if len(self._waiting) < self._batch_groups:
+    def take_batch(self, groups: int) -> tuple[RolloutGroup, ...]:
+        """Remove and return so many, the oldest by behaviour version and arrival; () if there are fewer."""
+        if len(self._admitted) < groups:
             return ()
-        by_version = sorted(self._waiting.values(), key=lambda group: group.oldest_version)
-        batch = tuple(by_version[: self._batch_groups])
+        by_version = sorted(self._admitted.values(), key=lambda group: group.oldest_version)
+        batch = tuple(by_version[:groups])
         for group in batch:
-            del self._waiting[group.group_id]
+            del self._admitted[group.group_id]
         return batch
 
-    def _unfit(
-        self,
-        group: RolloutGroup,
-        version: int,
-        task_digest: bytes | None,
-        shut_out: Mapping[str, str],
-        since_version: int,
-    ) -> GroupVerdict | None:
-        if (why := shut_out.get(group.sampler_id)) is not None:
-            return GroupVerdict(group.group_id, Verdict.SUSPECT, f"{group.sampler_id} is quarantined: {why}")
-        if task_digest is not None and (what := other_options(group, task_digest)):
-            return GroupVerdict(group.group_id, Verdict.FOREIGN, what)
-        bound = self._max_staleness_versions
-        return stale(group, version=version, max_staleness_versions=bound, since_version=since_version)
+
+def _unfit(
+    group: RolloutGroup, task_digest: bytes | None, shut_out: Mapping[str, str]
+) -> GroupVerdict | None:
+    if (why := shut_out.get(group.sampler_id)) is not None:
+        return GroupVerdict(group.group_id, Verdict.SUSPECT, f"{group.sampler_id} is quarantined: {why}")
+    if task_digest is not None and (what := other_options(group, task_digest)):
+        return GroupVerdict(group.group_id, Verdict.FOREIGN, what)
+    return None

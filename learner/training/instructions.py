@@ -13,7 +13,7 @@ from learner.objective.menu import MENU
 from learner.step_settings import StepSettings
 from node.errors import StartupError
 from node.rollout import EncodedGroup, RolloutGroup
-from node.wire.rollouts import group_from_wire, group_to_wire
+from node.wire.rollouts import group_from_wire, source_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +54,7 @@ class StepInputs:
     @property
     def instruction(self) -> Instruction:
         """The step as it is sent to the other ranks."""
-        encoded = [group_to_wire(group) for group in self.groups]
+        encoded = [source_of(group) for group in self.groups]
         expected = self.expected_kl_nats
         values = {
             "version": self.version,
@@ -87,7 +87,7 @@ class StepInputs:
         expected = [np.frombuffer(blob, "<f8") for blob in instruction.blobs[2 * count :]]
         return cls(
             [
-                group_from_wire(EncodedGroup(header, columns))
+                group_from_wire(EncodedGroup(header, columns)).without_abstained()
                 for header, columns in zip(parts, parts, strict=True)
             ],
             version=told["version"],

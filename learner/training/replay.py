@@ -126,7 +126,7 @@ def take_again(
     device = trainer.policy.device
     random_state = RandomState.on(device)
     then = RandomState.from_bytes(record.row.random_state, cuda_bytes=entry.cuda_state_bytes)
-    batch = [group_from_wire(group) for group in groups]
+    batch = [group_from_wire(group).without_abstained() for group in groups]
     try:
         then.restore(device)
         outcome = trainer.step(next_step(batch, entry.expected_kl_nats, settings.step, progress))

@@ -1,13 +1,14 @@
 """Groups -> verdicts -> batches -> steps -> journal, one after the other.
 
-    queue --judge--> buffer --batch--> step (thread) --> journal (thread) --> record, log line --> checkpoint,
-               |                          |                '-- disk full: waits      now and then, written in
-             refused                      |                    for room              another thread
-                                          |-- teaches nothing: no step; its groups are consumed
-                                          '-- not finite: skipped, its groups refused; three in a row end all
+    admission --batch--> step (thread) --> journal (thread) --> record, line --> checkpoint,
+        |                   |                '-- disk full: waits               written in
+     refused                |                    for room                       another thread
+                            |-- teaches nothing: no step; its groups are consumed
+                            '-- not finite: skipped, its groups refused; three in a row end all
 
-Decisions are made on the event loop between steps; tensor work and disk writes run in one thread of this
-loop's own. The order after a step is the guarantee: nobody hears of a step that is not in the journal.
+Decisions are made on the event loop between steps. One thread of this loop's own reads groups, takes steps
+and writes the journal. The order after a step is the guarantee: nobody hears of a step that is not in the
+journal.
 Groups of a batch that teaches nothing are consumed by a verdict, and the version stays: an unchanged policy
 grows no staler.
 """
@@ -21,13 +22,13 @@ from dataclasses import asdict, replace
 from typing import Final, Protocol, TypeVar
 
 from learner.intake.batch_buffer import BatchBuffer
-from learner.intake.copies import Copies
-from learner.intake.group_verdict import GroupRules, judge
+from learner.intake.group_verdict import GroupRules
 from learner.intake.named_versions import Scored
 from learner.journal.restart import Due
 from learner.metrics import Instruments
 from learner.operator_orders import LOOK_EVERY_S
 from learner.step_log import StepLine, StepLog
+from learner.training.admission import Admission
 from learner.training.checkpoint_writer import CheckpointWriter
 from learner.training.evidence import Evidence
 from learner.training.order_taker import OrderTaker
@@ -37,7 +38,6 @@ from node.errors import StartupError
 from node.evaluation import EvaluationNotice
 from node.rollout import RolloutGroup
 from node.run import RunSettings
-from node.telemetry.lag import believed_lag_s
 from node.verdict import GroupVerdict, Verdict
 from node.waits import drop, run_until
 
@@ -109,6 +109,7 @@ class TrainingLoop:
         training_state: TrainingState,
         *,
         coordinator: Coordinator,
+        buffer: BatchBuffer,
         drain: RolloutDrain,
         evidence: Evidence,
         step_log: StepLog,
@@ -120,11 +121,13 @@ class TrainingLoop:
         """Continue from where ``training_state`` was restored to.
 
         Args:
+            buffer: in which ``drain`` puts what it receives.
             score: where the evidence asks for it; None: earlier versions' words cannot be used.
         """
         self._score = score
         self._state = training_state
         self._coordinator = coordinator
+        self._buffer = buffer
         self._drain = drain
         self._evidence = evidence
         self._step_log = step_log
@@ -135,10 +138,7 @@ class TrainingLoop:
         self._metrics = instruments.metrics
         self._node_metrics = instruments.node_metrics
         self._checkpoints = CheckpointWriter(training_state, instruments)
-        self._trained_slots = training_state.trained_slots
         self._skipped_in_a_row = 0
-        self._quarantined_before: frozenset[str] = frozenset()
-        self._copies = Copies()
         self._groups_wait_s = 0.0
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
 
@@ -159,7 +159,8 @@ class TrainingLoop:
             StartupError: this learner's buffer is too small for the run's batches.
             TrainingError: the parameters, or three gradients in a row, were not finite.
         """
-        rules, buffer = self._prepare(await self._coordinator.settings())
+        run = await self._coordinator.settings()
+        admission = self._admission(run)
         self._metrics.version.set(self.version)
         ready()
         following = asyncio.create_task(self._follow_best(stopping))
@@ -168,15 +169,12 @@ class TrainingLoop:
                 if following.done():
                     following.result()
                 await self._obey(stopping)
-                while not self._drain.groups.empty():
-                    self._admit(self._drain.groups.get_nowait(), rules, buffer)
-                if batch := self._next_batch(buffer):
-                    await self._take_step(batch, stopping)
-                    continue
-                started_s = self._clock.monotonic()
-                with self._node_metrics.waiting("rollout groups"):
-                    await run_until(stopping, self._admit_next(rules, buffer))
-                self._groups_wait_s += self._clock.monotonic() - started_s
+                await self._admit(admission)
+                task_digest = self._coordinator.task_digest
+                if batch := admission.next_batch(run.batch_groups, task_digest=task_digest):
+                    await self._take_step(batch, admission, stopping)
+                elif not self._buffer.arrived:
+                    await self._wait_for_groups(stopping)
             if why := self._state.completion:
                 logger.info("training complete", extra={"version": self.version, "why": why})
                 await run_until(stopping, self._hand_over())
@@ -233,7 +231,7 @@ class TrainingLoop:
         if (best := self._state.progress.best) is not None:
             self._metrics.best_version.set(best.version)
 
-    def _prepare(self, run: RunSettings) -> tuple[GroupRules, BatchBuffer]:
+    def _admission(self, run: RunSettings) -> Admission:
         if self._state.config.buffer_groups < run.batch_groups:
             raise StartupError(
                 f"learner.buffer_groups = {self._state.config.buffer_groups} never fills a batch of "
@@ -251,12 +249,15 @@ class TrainingLoop:
             group_size=run.group_size,
             max_staleness_versions=run.max_staleness_versions,
         )
-        buffer = BatchBuffer(
-            capacity_groups=self._state.config.buffer_groups,
-            batch_groups=run.batch_groups,
-            max_staleness_versions=run.max_staleness_versions,
+        return Admission(
+            self._buffer,
+            rules,
+            state=self._state,
+            drain=self._drain,
+            evidence=self._evidence,
+            now=self._coordinator.now,
+            metrics=self._metrics,
         )
-        return rules, buffer
 
     async def _obey(self, stopping: asyncio.Event) -> None:
         """Do what an operator has asked for since the last look."""
@@ -265,75 +266,27 @@ class TrainingLoop:
             await self._end_checkpoint()
             await self._operator.roll_back(order, self._in_thread, self._checkpoints, stopping)
 
-    async def _admit_next(self, rules: GroupRules, buffer: BatchBuffer) -> None:
-        """Wait for a group, until it is time to look for orders again."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_EVERY_S):
-                self._admit(await self._drain.groups.get(), rules, buffer)
-
-    def _admit(self, group: RolloutGroup, rules: GroupRules, buffer: BatchBuffer) -> None:
-        judged = self._quarantined(group) or judge(
-            group,
-            rules,
-            version=self.version,
-            trained_group_ids=self._trained_slots,
-            since_version=self._state.progress.oldest_usable_version,
-        )
-        if judged.verdict is Verdict.ACCEPTED and (copied := self._copies.add(group)):
-            judged = GroupVerdict(group.group_id, Verdict.SUSPECT, copied)
-            if self._copies.is_copier(group.sampler_id):
-                self._copies.forgive(group.sampler_id)
-                self._drain.quarantine(group.sampler_id, f"its groups are copies: {copied}")
-        self._observe_lag("delivered", since_s=group.spooled_at_s)
-        if judged.verdict is Verdict.ACCEPTED:
-            taught = group.without_abstained()
-            buffer.add(taught)
-            self._metrics.buffered_groups.set(len(buffer))
+    async def _admit(self, admission: Admission) -> None:
+        for group in await admission.admit(self._in_thread):
             if self.version == 0:
-                self._on_step(None, [taught])
-        self._report(judged, group)
+                self._on_step(None, [group])
 
-    def _quarantined(self, group: RolloutGroup) -> GroupVerdict | None:
-        why = self._drain.quarantined.get(group.sampler_id)
-        if why is None or self._evidence.mismatches.takes_probe(
-            group.sampler_id, now=self._coordinator.now()
-        ):
-            return None
-        return GroupVerdict(
-            group.group_id,
-            Verdict.SUSPECT,
-            f"{group.sampler_id} is quarantined: {why}. Correct its engine or sampling: a group is "
-            "measured every few minutes, and it is released once they fit, or by `heterorl-node pardon`",
-        )
+    async def _wait_for_groups(self, stopping: asyncio.Event) -> None:
+        """Wait for a group, until it is time to look for orders again."""
+        started_s = self._clock.monotonic()
 
-    def _next_batch(self, buffer: BatchBuffer) -> tuple[RolloutGroup, ...]:
-        quarantined = self._drain.quarantined
-        # Of those quarantined before there are only probes, which are to be trained on.
-        newly = {name: why for name, why in quarantined.items() if name not in self._quarantined_before}
-        self._quarantined_before = frozenset(quarantined)
-        evicted = buffer.evict(
-            version=self.version,
-            task_digest=self._coordinator.task_digest,
-            shut_out=newly,
-            trained_group_ids=self._trained_slots,
-            since_version=self._state.progress.oldest_usable_version,
-        )
-        for group, judged in evicted:
-            self._report(judged, group)
-        batch = buffer.take_batch()
-        self._metrics.buffered_groups.set(len(buffer))
-        return batch
+        async def delivery() -> None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    await self._drain.next_delivery()
 
-    def _report(self, judged: GroupVerdict, group: RolloutGroup) -> None:
-        self._metrics.groups.labels(judged.verdict).inc()
-        self._drain.judge(judged)
-        if judged.verdict is Verdict.DUPLICATE:
-            self._metrics.doubled_groups.inc()
-        if judged.verdict not in (Verdict.ACCEPTED, Verdict.UNINFORMATIVE):
-            fields = {**asdict(judged), "sampler": group.sampler_id}
-            logger.warning("group refused", extra=fields)
+        with self._node_metrics.waiting("rollout groups"):
+            await run_until(stopping, delivery())
+        self._groups_wait_s += self._clock.monotonic() - started_s
 
-    async def _take_step(self, batch: tuple[RolloutGroup, ...], stopping: asyncio.Event) -> None:
+    async def _take_step(
+        self, batch: tuple[RolloutGroup, ...], admission: Admission, stopping: asyncio.Event
+    ) -> None:
         unacknowledged = self._drain.unacknowledged
         taken = await self._in_thread(
             lambda: self._state.take_step(
@@ -345,7 +298,7 @@ class TrainingLoop:
         )
         if taken is None:
             self._state.master_access.hold(self.version)
-            self._skip(batch)
+            self._skip(batch, admission)
             return
         self._skipped_in_a_row = 0
         journal_s = await self._disk_wait.until_written(
@@ -357,14 +310,14 @@ class TrainingLoop:
             # Nobody was told: after the next start the groups are delivered again and trained on.
             return
         if taken.record is not None:
-            self._trained_slots = self._state.trained_slots
-            self._drain.record(taken.record, trained_slots=self._trained_slots.runs)
+            self._drain.record(taken.record, trained_slots=self._state.trained_slots.runs)
             self._state.master_access.hold(self.version)
         await self._weigh_evidence(taken, batch)
         if taken.record is None:
-            self._pass_over(taken.line, batch)
+            self._pass_over(taken.line, batch, admission)
         else:
             await self._write_down(taken.line, batch, journal_s=journal_s, stopping=stopping)
+            _observe_lags(batch, admission)
         await self._checkpoint_if_due(stopping)
 
     async def _weigh_evidence(self, taken: StepTaken, batch: tuple[RolloutGroup, ...]) -> None:
@@ -449,7 +402,7 @@ class TrainingLoop:
     async def _in_thread(self, work: Callable[[], Answer]) -> Answer:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    def _skip(self, batch: tuple[RolloutGroup, ...]) -> None:
+    def _skip(self, batch: tuple[RolloutGroup, ...], admission: Admission) -> None:
         self._metrics.skipped_steps.inc()
         self._skipped_in_a_row += 1
         logger.error(
@@ -457,17 +410,18 @@ class TrainingLoop:
         )
         for group in batch:
             detail = "the gradient of its batch was not finite"
-            self._report(GroupVerdict(group.group_id, Verdict.SUSPECT, detail), group)
+            admission.report(GroupVerdict(group.group_id, Verdict.SUSPECT, detail), group.sampler_id)
         if self._skipped_in_a_row == SKIPPED_STEPS_IN_A_ROW:
             raise TrainingError(
                 f"{SKIPPED_STEPS_IN_A_ROW} gradients in a row were not finite; version {self.version} stays. "
                 "Lower learner.learning_rate, or begin a new run from an older checkpoint"
             )
 
-    def _pass_over(self, line: StepLine, batch: tuple[RolloutGroup, ...]) -> None:
+    def _pass_over(self, line: StepLine, batch: tuple[RolloutGroup, ...], admission: Admission) -> None:
         """Consume a batch that taught nothing, without a step."""
         for group in batch:
-            self._report(GroupVerdict(group.group_id, Verdict.UNINFORMATIVE, _UNINFORMATIVE), group)
+            verdict = GroupVerdict(group.group_id, Verdict.UNINFORMATIVE, _UNINFORMATIVE)
+            admission.report(verdict, group.sampler_id)
         self._metrics.uninformative_batches.inc()
         self._metrics.show_batch(line)
         self._show_best()
@@ -481,14 +435,11 @@ class TrainingLoop:
         self._show_best()
         self._metrics.groups.labels(Verdict.TRAINED).inc(len(batch))
         self._metrics.gate_wait_seconds.observe(line.masters_wait_s or 0.0)
-        for group in batch:
-            self._observe_lag("trained", since_s=group.spooled_at_s)
-            self._observe_lag("total", since_s=group.sampling_finished_at_s)
         report, recommended = asdict(line.report()), line.recommended_staleness
         report["recommended_staleness"] = recommended and recommended.versions
         logger.info("step", extra={**report, "tokens": line.numbers.tokens})
 
-    def _observe_lag(self, stage: str, *, since_s: float) -> None:
-        lag_s = believed_lag_s(since_s, now=self._coordinator.now())
-        if lag_s is not None:
-            self._metrics.lag_seconds.labels(stage).observe(lag_s)
+
+def _observe_lags(batch: tuple[RolloutGroup, ...], admission: Admission) -> None:
+    for group in batch:
+        admission.observe_lags(trained=group.spooled_at_s, total=group.sampling_finished_at_s)

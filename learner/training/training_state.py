@@ -42,7 +42,7 @@ from node.evaluation import EvaluationNotice
 from node.policy import PolicyVersion
 from node.rollout import EncodedGroup, RolloutGroup
 from node.run import StepRecord
-from node.wire.rollouts import group_to_wire
+from node.wire.rollouts import source_of
 
 logger = logging.getLogger(__name__)
 
@@ -238,7 +238,7 @@ class TrainingState:
         )
         if not outcome.is_applied:
             return StepTaken(line, NewsEntry(line.reward_mean, self._best), b"", (), observed)
-        encoded = tuple(group_to_wire(group) for group in batch)
+        encoded = tuple(map(source_of, batch))
         entry = StepEntry(
             line=line,
             acknowledged_version=min((one.version for one in unacknowledged), default=line.version) - 1,

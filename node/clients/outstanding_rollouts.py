@@ -80,10 +80,14 @@ class OutstandingRollouts:
         verdicts = (verdict for verdict in self._held.values() if verdict is not None)
         self._owed_verdicts = {verdict.group_id: verdict for verdict in verdicts}
 
+    def has_room_for(self, group_id: str) -> bool:
+        """Whether a delivery is within the credits; one that is known already takes no room."""
+        return self._is_known(group_id) or len(self._held) < self._capacity_groups
+
     def delivered(self, group_id: str) -> bool:
         """Note a delivery; False if the group is held already or was trained on."""
         self._credit_outstanding = max(0, self._credit_outstanding - 1)
-        if group_id in self._held or any(group_id in step.group_ids for step in self._unacknowledged):
+        if self._is_known(group_id):
             return False
         self._held[group_id] = None
         return True
@@ -133,3 +137,6 @@ class OutstandingRollouts:
         self._owed_steps.clear()
         self._credit_outstanding += credit
         return owed
+
+    def _is_known(self, group_id: str) -> bool:
+        return group_id in self._held or any(group_id in step.group_ids for step in self._unacknowledged)

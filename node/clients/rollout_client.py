@@ -9,11 +9,10 @@ from heterorl.v1 import common_pb2, rollout_pb2, rollout_pb2_grpc
 from node.clients.submission_stream import SubmissionStream
 from node.failure import FailedLease, detail_of
 from node.policy import PolicyVersion
-from node.rollout import LeaseGrant, RolloutGroup
+from node.rollout import EncodedGroup, LeaseGrant
 from node.rpc.channel import call
 from node.verdict import Verdict
 from node.wire.mapping import from_wire, to_wire
-from node.wire.rollouts import group_to_wire
 
 CONTROL_TIMEOUT_S: Final = 40.0
 """Deadline of a lease call. The first one connects, too: with a round trip of five seconds that takes twenty.
@@ -49,6 +48,6 @@ class SamplerRolloutClient:
         response = await call(self._stub.ReleaseLeases, request, timeout_s=CONTROL_TIMEOUT_S)
         return response.released
 
-    async def submit(self, group: RolloutGroup) -> tuple[Verdict, str]:
+    async def submit(self, group: EncodedGroup) -> tuple[Verdict, str]:
         """Submit a group; safe to repeat. Return the hub's verdict and its reason."""
-        return await self._submissions.submit(group_to_wire(group))
+        return await self._submissions.submit(group)

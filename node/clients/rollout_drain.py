@@ -17,13 +17,13 @@ from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
 from node.clients.outstanding_rollouts import OutstandingRollouts, Owed
 from node.errors import Reason, RefusedError
 from node.limits import TRAINED_RUNS
-from node.rollout import RolloutGroup
+from node.rollout import EncodedGroup
 from node.rpc.channel import Backoff, ConnectionLost, classified
 from node.run import StepRecord
-from node.verdict import GroupVerdict, Verdict
+from node.verdict import GroupVerdict
 from node.waits import put_away
 from node.wire.mapping import to_wire
-from node.wire.rollouts import encoded_from_wire, group_from_wire
+from node.wire.rollouts import encoded_from_wire
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +37,15 @@ milliseconds; one that was stopped with the learner does not come back."""
 _Call = grpc.aio.StreamStreamCall[rollout_pb2.DrainRolloutsRequest, rollout_pb2.DrainRolloutsResponse]
 
 
-class RolloutDrain:
-    """A service that fills ``groups`` and reports what became of them.
+Receive = Callable[[EncodedGroup], None]
+"""Called with each group that is delivered, as it came, on the event loop's thread."""
 
-    Call ``judge`` and ``record`` from the event loop's thread. ``groups`` holds at most ``capacity_groups``:
-    the coordinator sends no more than there is room for.
+
+class RolloutDrain:
+    """A service that receives groups and reports what became of them.
+
+    Call ``judge`` and ``record`` from the event loop's thread. At most ``capacity_groups`` are received and
+    neither refused nor trained on: the coordinator sends no more than there is room for.
     """
 
     name = "rollout drain"
@@ -49,6 +53,7 @@ class RolloutDrain:
     def __init__(
         self,
         channel: grpc.aio.Channel,
+        receive: Receive,
         *,
         learner_epoch: int,
         version: int,
@@ -64,6 +69,7 @@ class RolloutDrain:
         Args:
             trained_slots: as ``record`` takes them; empty: not told.
         """
+        self._receive = receive
         self._trained_slots = trained_slots
         self._stub = rollout_pb2_grpc.RolloutServiceStub(channel)
         self._learner_epoch = learner_epoch
@@ -77,7 +83,7 @@ class RolloutDrain:
         """As the newest hello says."""
         self._something_owed = asyncio.Event()
         self._acknowledgement = asyncio.Event()
-        self.groups: asyncio.Queue[RolloutGroup] = asyncio.Queue(maxsize=capacity_groups)
+        self._delivery = asyncio.Event()
 
     @property
     def unacknowledged(self) -> tuple[StepRecord, ...]:
@@ -110,6 +116,11 @@ class RolloutDrain:
             self._trained_slots = trained_slots
         self._outstanding.stepped(step)
         self._something_owed.set()
+
+    async def next_delivery(self) -> None:
+        """Wait until another group is received."""
+        self._delivery.clear()
+        await self._delivery.wait()
 
     async def acknowledged(self) -> None:
         """Wait until the coordinator has acknowledged every record."""
@@ -212,7 +223,7 @@ class RolloutDrain:
             self._backoff.reset()
             match response.WhichOneof("message"):
                 case "group":
-                    self._receive(response.group, stopping)
+                    self._take(response.group, stopping)
                 case "step_acknowledged":
                     self._outstanding.acknowledged(response.step_acknowledged.version)
                     self._acknowledgement.set()
@@ -221,18 +232,13 @@ class RolloutDrain:
                     listed = {one.sampler_id: one.reason for one in told.samplers}
                     self._outstanding.quarantines_listed(listed, releases_others=told.releases_others)
 
-    def _receive(self, message: rollout_pb2.EncodedGroup, stopping: asyncio.Event) -> None:
+    def _take(self, message: rollout_pb2.EncodedGroup, stopping: asyncio.Event) -> None:
         group_id = message.group_id
-        if not self._outstanding.delivered(group_id) or stopping.is_set():
-            return
-        try:
-            self.groups.put_nowait(group_from_wire(encoded_from_wire(message)))
-        except RefusedError as refused:
-            self.judge(GroupVerdict(group_id, Verdict.MALFORMED, str(refused)))
-        except asyncio.QueueFull:
-            raise ConnectionLost(
-                f"the coordinator sent group {group_id} beyond the learner's credits"
-            ) from None
+        if not self._outstanding.has_room_for(group_id):
+            raise ConnectionLost(f"the coordinator sent group {group_id} beyond the learner's credits")
+        if self._outstanding.delivered(group_id) and not stopping.is_set():
+            self._receive(encoded_from_wire(message))
+            self._delivery.set()
 
     async def _all_acknowledged(self, stopping: asyncio.Event) -> None:
         await stopping.wait()

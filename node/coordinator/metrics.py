@@ -14,7 +14,7 @@ from node.coordinator.state_collectors import (
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.capacity import capacities
 from node.failure import FAULTS, Failure
-from node.rollout import RewardCheck
+from node.reward_finding import RewardCheck
 from node.run import StepReport, Teaching
 from node.telemetry.metric_factory import MetricFactory
 from node.verdict import Verdict

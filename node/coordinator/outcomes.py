@@ -19,7 +19,8 @@ from node.coordinator.work.upkeep import Expired
 from node.coordinator.work.verdicts import Judged, Submitted
 from node.evaluation import Evaluation
 from node.failure import BadPrompt
-from node.rollout import GroupTerms, RewardCheck, other_options
+from node.reward_finding import RewardCheck
+from node.rollout import GroupTerms, other_options
 from node.telemetry.lag import submission_lags
 from node.verdict import GroupVerdict, Verdict
 

@@ -29,7 +29,8 @@ from node.coordinator.work.verdicts import Submitted
 from node.coordinator.work.verifier_places import GRADING_LIMIT_S, VerifierPlaces
 from node.errors import Reason, RefusedError
 from node.failure import Failure
-from node.rollout import EncodedGroup, GroupGrades, RewardCheck, RewardFinding
+from node.reward_finding import GroupGrades, RewardCheck, RewardFinding
+from node.rollout import EncodedGroup
 from node.run import Unusual
 from node.verdict import Verdict
 from node.wire.rollouts import graded

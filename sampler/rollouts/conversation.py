@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,6 +98,8 @@ class Conversation:
     def completion(self, *, reward: float) -> Completion:
         """Return the whole as the learner gets it."""
         parts = self._parts
+        if len(parts) == 1:
+            return replace(parts[0], reward=reward, finish=self.finish)
         kept_masses = [part.kept_mass for part in parts if part.kept_mass is not None]
         is_drawn = [np.full(len(part.token_ids), number % 2 == 0) for number, part in enumerate(parts)]
         return Completion(
@@ -106,6 +109,6 @@ class Conversation:
             reward=reward,
             finish=self.finish,
             kept_mass=np.concatenate(kept_masses) if kept_masses else None,
-            is_drawn=np.concatenate(is_drawn) if len(parts) > 1 else None,
+            is_drawn=np.concatenate(is_drawn),
             actions=parts[0].actions,
         )

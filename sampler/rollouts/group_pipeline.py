@@ -2,7 +2,7 @@
 
                           .--replied--.
                           v           |
-    leased --> prompted --> finished -'-> graded --> submission queue --> settled
+    leased --> prompted --> finished -'-> graded, encoded --> submitted --> settled
        |          |            |            |
        '----------+--- failed, dropped -----' lease given back, with the reason
 
@@ -21,14 +21,15 @@ from node.clock import Clock
 from node.errors import Reason, RefusedError
 from node.failure import Failure
 from node.policy import PolicyVersion
-from node.rollout import LeasePurpose, PromptLease, RolloutGroup
+from node.rollout import EncodedGroup, LeasePurpose, PromptLease, RolloutGroup
 from node.verdict import GroupVerdict, Verdict
+from node.wire.rollouts import group_to_wire
 from sampler.engines.engine import Engine, GenerationRequest
 from sampler.engines.engine_thread import EngineThread
 from sampler.metrics import Dropped, SamplerMetrics
 from sampler.rollouts.conversation import Conversation
 from sampler.rollouts.group_submitter import GroupSubmitter
-from sampler.rollouts.group_tally import GroupTally
+from sampler.rollouts.group_tally import GroupFigures, GroupTally
 from sampler.rollouts.leasing import Leasing
 from sampler.rollouts.run_task import RunTask
 from sampler.rollouts.turn_taking import TurnTaking, split_request_id
@@ -46,7 +47,7 @@ class GroupPipeline:
     Attributes:
         task: Whose prompts are made and graded; set before the first lease.
         task_changed: Set when the task is to be loaded again before the next lease.
-        grading: Groups that are generated and not yet queued for submission.
+        grading: Groups that are generated and not yet graded.
         leasing: Where leases come from and go back to.
     """
 
@@ -80,6 +81,7 @@ class GroupPipeline:
         self._tasks: asyncio.TaskGroup
         self._offset_s: Callable[[], float]
         self.grading: set[asyncio.Task[None]] = set()
+        self._submitting: set[asyncio.Task[None]] = set()
         self.task_changed = asyncio.Event()
         policy.listen(self._note_policy)
 
@@ -138,39 +140,21 @@ class GroupPipeline:
             logger.info("first group trained", extra={"group_id": verdict.group_id})
         logger.debug("verdict", extra=fields)
 
-    def settled(self, group: RolloutGroup, verdict: Verdict | None) -> None:
-        """Forget a group that the hub has answered for."""
-        job = self._work_queue.settle(group.group_id)
-        assert job is not None, "nothing drops a job that is submitted"
-        self.leasing.notice_change()
-        if verdict is None:
-            self._metrics.dropped_groups.labels(Dropped.REFUSED).inc()
-            return
-        self._metrics.groups.labels(verdict).inc()
-        # The witness of `make kills` takes from here which groups are in safe keeping.
-        logger.debug("group", extra={"group_id": group.group_id, "verdict": verdict})
-        purpose = job.lease.purpose
-        _log_totals(purpose, self._tallies[purpose].add(group, verdict, now=self._clock.monotonic()))
-
     def give_back_unfinished(self, reason: Dropped) -> None:
         """Return the leases whose groups are not generated."""
         for step in self._preparing:
             step.cancel()
         self.leasing.give_back(self._drop(NOT_GENERATED, reason))
 
-    async def submit(self) -> None:
-        """Submit graded groups until cancelled."""
-        await self._submitter.run(self.settled)
-
     async def flushed(self) -> None:
         """Wait until every group that is generated is settled."""
-        if self.grading:
-            await asyncio.wait(self.grading)
-        await self._submitter.flushed()
+        for steps in (self.grading, self._submitting):
+            if steps:
+                await asyncio.wait(steps)
 
     def close(self) -> None:
-        """Stop grading, and log what was submitted since the last log."""
-        for step in self.grading:
+        """Stop grading and submitting, and log what was submitted since the last log."""
+        for step in self.grading | self._submitting:
             step.cancel()
         for purpose, tally in self._tallies.items():
             _log_totals(purpose, tally.rest(now=self._clock.monotonic()))
@@ -229,13 +213,30 @@ class GroupPipeline:
             return
         self.leasing.note_success()
         group = self._group(job, grades, finished_at_s=finished_at_s)
-        self._metrics.count_tokens(group.drawn_tokens)
+        figures = GroupFigures.of(group)
+        self._metrics.count_tokens(figures.tokens)
         if grades is not None:
             self._metrics.abstained_completions.inc(grades.rewards.count(None))
         if job.lease.purpose is LeasePurpose.TRAINING and grades is not None:
-            self._metrics.reward_mean.set(group.reward_mean)
-        self._work_queue.advance(group.group_id, JobState.SUBMITTING)
-        await self._submitter.put(group)
+            self._metrics.reward_mean.set(figures.reward_mean)
+        self._work_queue.submit(group.group_id, figures)
+        self._start(self._submit(group_to_wire(group)), self._submitting)
+
+    async def _submit(self, group: EncodedGroup) -> None:
+        """Submit a group until the hub has answered for it, and forget it."""
+        verdict, group_id = await self._submitter.verdict(group), group.group_id
+        job = self._work_queue.settle(group_id)
+        assert job is not None, "nothing drops a job that is submitted"
+        assert job.figures is not None, "a submitted job has figures"
+        self.leasing.notice_change()
+        if verdict is None:
+            self._metrics.dropped_groups.labels(Dropped.REFUSED).inc()
+            return
+        self._metrics.groups.labels(verdict).inc()
+        # The witness of `make kills` takes from here which groups are in safe keeping.
+        logger.debug("group", extra={"group_id": group_id, "verdict": verdict})
+        purpose = job.lease.purpose
+        _log_totals(purpose, self._tallies[purpose].add(job.figures, verdict, now=self._clock.monotonic()))
 
     def _group(self, job: Job, grades: Grades | None, *, finished_at_s: float) -> RolloutGroup:
         """Return what is submitted of a job; without ``grades`` verifiers work out the rewards."""

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from node.rollout import Finish, RewardCheck, RewardFinding, RolloutGroup
+from node.reward_finding import RewardCheck, RewardFinding
+from node.rollout import Finish, RolloutGroup
 from sampler.engines.stop_strings import text_before_stop
 from sampler.tasks.task import CompletionText
 

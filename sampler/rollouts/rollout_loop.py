@@ -78,13 +78,11 @@ class RolloutLoop:
             async with asyncio.TaskGroup() as tasks:
                 self._pipeline.open(tasks, offset_s=lambda: self._membership.clock_offset_s)
                 generating = tasks.create_task(self._generate())
-                submitting = tasks.create_task(self._pipeline.submit())
                 ready()
                 while not stopping.is_set() and not self._has_failed.is_set():
                     await run_until(stopping, run_until(self._has_failed, self._lease()))
                 await self._finish()
                 generating.cancel()
-                submitting.cancel()
             if self._fault is not None:
                 raise self._fault
         finally:

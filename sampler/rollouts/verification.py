@@ -17,7 +17,8 @@ import numpy as np
 from node.clients.membership_client import MembershipClient
 from node.clients.reward_checks import RewardCheckClient
 from node.errors import RefusedError, StartupError
-from node.rollout import GroupGrades, RewardCheck, RewardFinding, RolloutGroup
+from node.reward_finding import GroupGrades, RewardCheck, RewardFinding
+from node.rollout import RolloutGroup
 from node.rpc.channel import Backoff, ConnectionLost
 from node.run import RunSettings
 from node.telemetry.metrics import NodeMetrics

@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from node.exit_code import ExitCode
-from node.rollout import RolloutGroup, check_group
+from node.rollout import RolloutGroup
+from node.well_formed import check_group
 from sampler.engines import engine_thread
 from sampler.engines.torch_engine import TorchEngine
 from support.hub import HandPeer, RunningHub, running_hub

@@ -1,6 +1,7 @@
 """A learner that was killed takes the steps since its checkpoint again, from its own journal."""
 
 import asyncio
+import math
 import shutil
 import sqlite3
 from collections import Counter
@@ -19,6 +20,7 @@ from learner.training.model import Policy
 from node.errors import StartupError
 from node.policy import PolicyVersion
 from support.gpu import DEVICE
+from support.groups import make_completion
 from support.scripted_hub import ScriptedHub, scripted_hub
 from support.training_loop import BATCH, RunningLearner, learner
 from support.waiting import until
@@ -34,8 +36,13 @@ def head_of(running: RunningLearner) -> PolicyVersion:
 
 async def take_steps(hub: ScriptedHub, running: RunningLearner, *, until_version: int) -> None:
     for version in range(running.loop.version, until_version):
-        names = (f"{BATCH * version + n}.1" for n in range(BATCH))
-        await hub.give(*(running.delivered(name, version=version) for name in names))
+        first, *others = (f"{BATCH * version + n}.1" for n in range(BATCH))
+        rewards = (1.0, math.nan)  # its grader abstained from one
+        completions = tuple(make_completion(3, version=version, reward=reward) for reward in rewards)
+        await hub.give(
+            running.delivered(first, completions=completions),
+            *(running.delivered(name, version=version) for name in others),
+        )
         await hub.wait_until(lambda: running.loop.version > version)  # noqa: B023 - awaited at once
         await until(lambda: (version + 1, BATCH) in running.written)  # noqa: B023
 

@@ -22,15 +22,16 @@ from learner.journal.checkpoint_names import versions_in
 from learner.journal.progress import BestVersion
 from learner.objective.entropy_switch import EntropySwitch
 from learner.objective.slow_fast import slow_fast_step
-from learner.training import training_loop
+from learner.training import admission, training_loop
 from learner.training.master_access import MasterAccess
 from learner.training.training_state import TrainingError
 from node.clients import rollout_drain
 from node.errors import StartupError
 from node.evaluation import EvaluationNotice
 from node.policy import PolicyVersion
-from node.rollout import Completion
+from node.rollout import Completion, EncodedGroup, RolloutGroup
 from node.verdict import Verdict
+from node.wire import rollouts
 from support.groups import SAMPLING, make_completion
 from support.scripted_hub import scripted_hub
 from support.training_loop import BATCH, RUN, RunningLearner, learner
@@ -177,6 +178,7 @@ async def test_refused_groups_are_said_why_and_leave_room_for_others(model_dir: 
             running.delivered("1.1", completions=lying),
             running.delivered("2.1", sampling=replace(SAMPLING, top_k=20)),
             running.delivered("3.1", version=1),
+            running.delivered("6.1", source=EncodedGroup(b"header", b"columns", "6.1")),
             running.delivered("4.1"),
             running.delivered("5.1"),
         )
@@ -188,7 +190,36 @@ async def test_refused_groups_are_said_why_and_leave_room_for_others(model_dir: 
             "1.1": Verdict.SUSPECT,
             "2.1": Verdict.FOREIGN,
             "3.1": Verdict.FOREIGN,
+            "6.1": Verdict.MALFORMED,
         }
+        counted = {
+            one: running.shown("groups_total", verdict=one) for one in ("malformed", "foreign", "suspect")
+        }
+        assert counted == {"malformed": 1, "foreign": 3, "suspect": 1}
+        assert running.shown("buffered_groups") == 0
+
+
+async def test_groups_are_read_in_the_training_thread_and_those_of_a_quarantined_sampler_not_at_all(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large one takes as long as several heartbeats, which the event loop has to send meanwhile."""
+    read: dict[str, str] = {}
+
+    def group_from_wire(encoded: EncodedGroup) -> RolloutGroup:
+        read[encoded.group_id] = threading.current_thread().name
+        return rollouts.group_from_wire(encoded)
+
+    monkeypatch.setattr(admission, "group_from_wire", group_from_wire)
+    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path) as running:
+        running.drain.quarantine("liar", "its rewards are not its grader's")
+        await hub.give(running.delivered("0.1"), running.delivered("1.1"))
+        await hub.wait_until(lambda: len(hub.records) == 1)
+        probe, unread = (running.delivered(f"{n}.1", sampler_id="liar") for n in (2, 3))
+        await hub.give(probe, unread)
+        await hub.wait_until(lambda: hub.verdicts_of("3.1") == [Verdict.SUSPECT])
+    assert {name: thread.partition("_")[0] for name, thread in read.items()} == dict.fromkeys(
+        ("0.1", "1.1", "2.1"), "training"
+    )
 
 
 async def test_a_sampler_whose_fresh_logprobs_are_not_the_learners_is_no_longer_believed(

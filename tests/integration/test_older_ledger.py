@@ -85,6 +85,7 @@ async def test_a_learner_waits_by_name_for_the_newest_ledger_and_goes_on_when_it
     channel = dial(listen, made.learner, purpose=Purpose.ROLLOUTS, now=time.time())
     drain = RolloutDrain(
         channel,
+        lambda _: None,
         learner_epoch=3,
         version=LAST,
         capacity_groups=4,

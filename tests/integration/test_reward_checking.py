@@ -14,7 +14,8 @@ from node.coordinator.reward_checking import RewardChecking, Verifier
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.reward_checks import HELD_S, MOST_TRIES
 from node.errors import Reason, RefusedError
-from node.rollout import EncodedGroup, RewardCheck, RewardFinding
+from node.reward_finding import RewardCheck, RewardFinding
+from node.rollout import EncodedGroup
 from node.run import StepRecord
 from node.verdict import Verdict
 from support.coordinator import BOUNDS

@@ -21,8 +21,9 @@ from heterorl.v1 import (
 from node.clock import SystemClock
 from node.exit_code import ExitCode
 from node.protocol import OURS
-from node.rollout import RolloutGroup, check_group
+from node.rollout import RolloutGroup
 from node.run import RunSettings
+from node.well_formed import check_group
 from node.wire.mapping import to_wire
 from node.wire.rollouts import encoded_from_wire, group_from_wire
 from sampler.engines.torch_engine import TorchEngine

@@ -9,7 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from node.exit_code import ExitCode
-from node.rollout import Completion, Finish, check_group
+from node.rollout import Completion, Finish
+from node.well_formed import check_group
 from sampler.engines.torch_engine import TorchEngine
 from support.guessing_task import Guessing, guessed
 from support.hub import running_hub

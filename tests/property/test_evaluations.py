@@ -24,7 +24,8 @@ from node.coordinator.work.slots import SlotKind, SlotState, group_id
 from node.coordinator.work.verifier_places import VerifierPlaces
 from node.evaluation import Evaluation
 from node.failure import FAULTS
-from node.rollout import LeasePurpose, RewardCheck, RewardFinding
+from node.reward_finding import RewardCheck, RewardFinding
+from node.rollout import LeasePurpose
 from node.verdict import Verdict
 from support.coordinator import LEARNER, TTL_S, Desk, make_accounts
 from support.groups import SAMPLING, make_completion

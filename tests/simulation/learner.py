@@ -105,8 +105,6 @@ class SimulatedLearner:
         )
         self._buffer = BatchBuffer(
             capacity_groups=plan.buffer_groups,
-            batch_groups=plan.batch_groups,
-            max_staleness_versions=plan.max_staleness_versions,
         )
         self._rules = GroupRules(**RULES, max_staleness_versions=plan.max_staleness_versions)  # type: ignore[arg-type]
         self._sampler_of: dict[str, str] = {}
@@ -231,9 +229,12 @@ class SimulatedLearner:
         judged = judge(group, self._rules, version=self.version, trained_group_ids=self._trained)
         if judged.verdict is Verdict.ACCEPTED and encoded.sampler_id in self._outstanding.quarantined:
             judged = GroupVerdict(name, Verdict.SUSPECT, "its sampler is quarantined")
+        self._buffer.arrive(encoded)
         if judged.verdict is Verdict.ACCEPTED:
-            self._buffer.add(group)
+            self._buffer.admit(group)
             self._arrived.set()
+        else:
+            self._buffer.refuse(name)
         self._judged(judged, group)
 
     def _judged(self, judged: GroupVerdict, group: RolloutGroup | None = None) -> None:
@@ -245,12 +246,13 @@ class SimulatedLearner:
         while True:
             for _, judged in self._buffer.evict(
                 version=self.version,
+                max_staleness_versions=self._plan.max_staleness_versions,
                 task_digest=self._task_digest,
                 shut_out=self._outstanding.quarantined,
                 trained_group_ids=self._trained,
             ):
                 self._judged(judged)
-            batch = () if self.is_stalled else self._buffer.take_batch()
+            batch = () if self.is_stalled else self._buffer.take_batch(self._plan.batch_groups)
             if not batch:
                 self._arrived.clear()
                 with self._waits.waiting("groups"), contextlib.suppress(TimeoutError):

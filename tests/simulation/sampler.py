@@ -21,8 +21,9 @@ from node.verdict import Verdict
 from node.weights.planning.cheapest_chain import plan_catch_up, plan_fresh
 from node.wire.rollouts import group_to_wire
 from sampler.rollouts.group_submitter import GroupSubmitter
+from sampler.rollouts.group_tally import GroupFigures
 from sampler.rollouts.leasing import Leasing
-from sampler.rollouts.work_queue import NOT_GENERATED, JobState, WorkQueue
+from sampler.rollouts.work_queue import NOT_GENERATED, WorkQueue
 from sampler.served_policy import Command, Event, ServedPolicy
 from simulation.faults import Plan
 from simulation.hub import LAYOUT, RUN_ID, TOKENIZER, Hub, peer_of, root_of
@@ -85,9 +86,10 @@ class SimulatedSampler:
             random=draw.random,
             monotonic=process.loop.time,
         )
-        self._submitter = GroupSubmitter(self._submit, capacity_groups=8, random=draw.random)
+        self._submitter = GroupSubmitter(self._call_submit, random=draw.random)
         self._generating: dict[str, asyncio.Task[None]] = {}
-        self._encoded: dict[str, EncodedGroup] = {}
+        self._groups: dict[str, RolloutGroup] = {}
+        """That are submitted, and not settled."""
 
     @property
     def waits_for(self) -> str:
@@ -100,7 +102,6 @@ class SimulatedSampler:
         self.policy.load(PolicyVersion(0, root_of(0)))
         self.policy.hold(PolicyVersion(0, root_of(0)), now=self.process.loop.time())
         await self._join()
-        self.process.spawn(self._submitter.run(self._settled))
         self.process.spawn(self._send_heartbeats())
         self.process.spawn(self._follow())
         try:
@@ -186,10 +187,13 @@ class SimulatedSampler:
         if self._plan.verifiers_grade:
             group = ungraded(group)
             header = group_to_wire(group).header
-        self._encoded[name] = EncodedGroup(header, self._keep(group), name, self.name)
-        self._queue.advance(name, JobState.SUBMITTING)
+        self._groups[name] = group
+        self._queue.submit(name, GroupFigures.of(group))
         self._begin_ready()
-        await self._submitter.put(group)
+        await self._submitter.verdict(EncodedGroup(header, self._keep(group), name, self.name))
+        self._queue.settle(name)
+        self._groups.pop(name, None)
+        self.leasing.notice_change()
 
     def lost(self, lease_ids: tuple[str, ...]) -> None:
         """Drop what was given to others and is not generated."""
@@ -199,16 +203,11 @@ class SimulatedSampler:
                 task.cancel()
         self._begin_ready()
 
-    async def _submit(self, group: RolloutGroup) -> tuple[Verdict, str]:
-        name, encoded = group.group_id, self._encoded[group.group_id]
+    async def _call_submit(self, encoded: EncodedGroup) -> tuple[Verdict, str]:
+        group = self._groups[encoded.group_id]
         submitted = await self._call(lambda hub: hub.submit(encoded, group))
-        self._witness.told(self.name, name, submitted.verdict)
+        self._witness.told(self.name, encoded.group_id, submitted.verdict)
         return submitted.verdict, submitted.detail
-
-    def _settled(self, group: RolloutGroup, verdict: Verdict | None) -> None:
-        self._queue.settle(group.group_id)
-        self._encoded.pop(group.group_id, None)
-        self.leasing.notice_change()
 
     # Versions and heartbeats.
 

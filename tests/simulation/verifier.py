@@ -10,7 +10,8 @@ import numpy as np
 
 from node.errors import RefusedError
 from node.failure import Failure
-from node.rollout import EncodedGroup, GroupGrades, RewardCheck, RewardFinding
+from node.reward_finding import GroupGrades, RewardCheck, RewardFinding
+from node.rollout import EncodedGroup
 from node.rpc.channel import Backoff, ConnectionLost
 from node.wire.rollouts import finding_to_wire
 from simulation.hub import Hub

@@ -32,7 +32,7 @@ from node.identity.certificates import read_curve_key
 from node.identity.revocation import Revocations
 from node.peer_figures import MachineFigures, SamplerFigures
 from node.policy import Announcement, ArtifactKey
-from node.rollout import LeaseGrant, check_group
+from node.rollout import LeaseGrant
 from node.rpc.client_hello import server_name_in
 from node.run import PeerQuery, Role, RunSettings, RunStatus, StepRecord, StepReport, Teaching
 from node.verdict import GroupVerdict
@@ -40,6 +40,7 @@ from node.weights.assembly.apply import make_frame
 from node.weights.codec.frame_codec import decode_frame
 from node.weights.format.dtypes import DTYPES
 from node.weights.format.manifest import Codec, verify_signed
+from node.well_formed import check_group
 from node.wire.mapping import from_wire, optional_from_wire
 from node.wire.members import base_model_from_wire, check_owners
 from node.wire.rollouts import encoded_from_wire, group_from_wire, group_to_wire, submission_to_wire

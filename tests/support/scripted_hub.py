@@ -14,7 +14,7 @@ from node.rpc.auth import Context
 from node.run import StepRecord
 from node.verdict import Verdict
 from node.wire.mapping import from_wire, member_from_wire
-from node.wire.rollouts import delivery_to_wire, group_to_wire
+from node.wire.rollouts import delivery_to_wire, source_of
 
 
 class ScriptedHub(rollout_pb2_grpc.RolloutServiceServicer):
@@ -34,6 +34,7 @@ class ScriptedHub(rollout_pb2_grpc.RolloutServiceServicer):
         self._changed = asyncio.Condition()
 
     async def give(self, *groups: RolloutGroup) -> None:
+        """Deliver groups: their ``source``, where they have one."""
         self.groups |= {group.group_id: group for group in groups}
         await self._notify()
 
@@ -140,5 +141,5 @@ async def scripted_hub() -> AsyncIterator[ScriptedHub]:
 
 
 def _delivery(group: RolloutGroup) -> rollout_pb2.DrainRolloutsResponse:
-    encoded = group_to_wire(group)
+    encoded = source_of(group)
     return delivery_to_wire(replace(encoded, sampler_id=group.sampler_id, spooled_at_s=group.spooled_at_s))

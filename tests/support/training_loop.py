@@ -13,6 +13,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from learner.config import LearnerConfig
+from learner.intake.batch_buffer import BatchBuffer
 from learner.journal.records import Origin
 from learner.metrics import Instruments
 from learner.operator_orders import OperatorOrders
@@ -166,8 +167,10 @@ async def learner(
     channel = dial(
         hub.target, Peer("run", Role.LEARNER, "learner"), purpose=Purpose.ROLLOUTS, now=clock.now()
     )
+    buffer = BatchBuffer(capacity_groups=config.buffer_groups)
     drain = RolloutDrain(
         channel,
+        buffer.arrive,
         learner_epoch=1,
         version=training_state.version,
         capacity_groups=config.buffer_groups,
@@ -189,6 +192,7 @@ async def learner(
     loop = TrainingLoop(
         training_state,
         coordinator=told,
+        buffer=buffer,
         drain=drain,
         evidence=evidence,
         step_log=log,

@@ -18,7 +18,8 @@ from node.coordinator.work.decision import Decision
 from node.coordinator.work.slots import SlotKind, group_id, kind_of, slot_and_attempt
 from node.coordinator.work.trust import revocation
 from node.failure import Failure
-from node.rollout import EncodedGroup, RewardCheck, RewardFinding
+from node.reward_finding import RewardCheck, RewardFinding
+from node.rollout import EncodedGroup
 from node.verdict import GroupVerdict, Verdict
 
 

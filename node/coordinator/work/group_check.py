@@ -11,9 +11,10 @@ from node.coordinator.work.task_check import UNSAID, RunGrader
 from node.coordinator.work.version_log import VERSIONS_REMEMBERED
 from node.errors import Reason, RefusedError
 from node.fact import Fact
-from node.rollout import GroupHeader, check_header, other_options
+from node.rollout import GroupHeader, other_options
 from node.sampling_parameters import SamplingParameters
 from node.verdict import Verdict
+from node.well_formed import check_header
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,9 @@ from node.coordinator.work.slots import (
 )
 from node.errors import Reason, RefusedError
 from node.fact import Fact
-from node.rollout import EncodedGroup, GroupHeader, RolloutGroup, check_group, other_options
+from node.rollout import EncodedGroup, GroupHeader, RolloutGroup, other_options
 from node.verdict import GroupVerdict, Verdict
+from node.well_formed import check_group
 
 _FAULTY: Final = frozenset({Verdict.SUSPECT, Verdict.FOREIGN, Verdict.MALFORMED})
 """Verdicts of the learner that are held against a sampler; one that is far away may be stale through no

@@ -36,7 +36,8 @@ from node.coordinator.work.verifier_places import VerifierPlaces
 from node.evaluation import Evaluation, EvaluationStatus
 from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion
-from node.rollout import Finish, LeasePurpose, RewardCheck, RewardFinding
+from node.reward_finding import RewardCheck, RewardFinding
+from node.rollout import Finish, LeasePurpose
 from node.sampling_parameters import SamplingParameters
 from node.verdict import Verdict
 from support.coordinator import BOUNDS, LEARNER, NOW_S, TTL_S, WORK, Desk, make_accounts

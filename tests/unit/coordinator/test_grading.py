@@ -18,7 +18,8 @@ from node.coordinator.work.slots import SlotState, slot_and_attempt
 from node.coordinator.work.verdicts import Submitted, judgement
 from node.coordinator.work.verifier_places import VerifierPlaces
 from node.failure import Failure
-from node.rollout import EncodedGroup, GroupGrades, RewardCheck, RewardFinding
+from node.reward_finding import GroupGrades, RewardCheck, RewardFinding
+from node.rollout import EncodedGroup
 from node.verdict import GroupVerdict, Verdict
 from node.wire.rollouts import graded, group_from_wire, group_to_wire
 from support.coordinator import LEARNER, NOW_S, Desk, make_accounts

@@ -24,7 +24,7 @@ from node.coordinator.work.slots import MAX_ATTEMPTS, Attempt, Slot, SlotState, 
 from node.coordinator.work.trust import Quarantine
 from node.coordinator.work.verifier_places import VerifierPlaces
 from node.errors import Reason
-from node.rollout import RewardCheck, RewardFinding
+from node.reward_finding import RewardCheck, RewardFinding
 from node.verdict import Verdict
 from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
 from support.refusals import refused

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from learner.step_settings import StepSettings
 from learner.training.instructions import Instruction, StepInputs
 from learner.training.micro_batches import micro_batches, row_lengths, share_out
 from node.errors import StartupError
+from node.wire.rollouts import group_from_wire, group_to_wire
 from support.made_up_groups import groups_with_replies
 
 CONFIG = LearnerConfig(
@@ -68,7 +70,10 @@ def test_another_number_of_processes_than_the_mesh_has_is_refused() -> None:
 
 
 def test_the_instruction_of_a_step_says_all_of_it() -> None:
-    groups = groups_with_replies(0)
+    first, *others = groups_with_replies(0)
+    abstained = replace(first.completions[0], reward=math.nan)
+    sent = replace(first, completions=(abstained, *first.completions[1:]))
+    groups = [group_from_wire(group_to_wire(sent)).without_abstained(), *others]
     expected = [np.arange(group.drawn_tokens, dtype=np.float64) / 7 for group in groups]
     step = StepInputs(
         groups,

@@ -173,3 +173,13 @@ def test_an_operators_pardon_releases_whoever_is_not_on_the_list_any_more() -> N
     account.connected()
     assert account.quarantined == {}
     assert account.take_owed().quarantines == ()
+
+
+def test_a_delivery_is_within_the_credits_or_of_a_group_that_is_held() -> None:
+    account = OutstandingRollouts(version=0, capacity_groups=2, unacknowledged=())
+    assert account.delivered("1.1")
+    assert account.has_room_for("2.1")
+    assert account.delivered("2.1")
+    assert [account.has_room_for(name) for name in ("1.1", "2.1", "3.1")] == [True, True, False]
+    account.judged(GroupVerdict("1.1", Verdict.STALE))
+    assert account.has_room_for("3.1")

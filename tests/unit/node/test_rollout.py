@@ -7,7 +7,8 @@ import pytest
 
 from node import limits
 from node.errors import Reason, RefusedError
-from node.rollout import Finish, check_group
+from node.rollout import Finish
+from node.well_formed import check_group
 from support.groups import SAMPLING, make_completion, make_group, with_replies
 
 

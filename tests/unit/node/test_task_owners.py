@@ -56,6 +56,7 @@ async def test_a_drain_whose_coordinator_stops_while_it_writes_loses_no_error() 
 
     drain = RolloutDrain(
         channel,
+        lambda _: None,
         learner_epoch=1,
         version=0,
         capacity_groups=4,

@@ -1,15 +1,12 @@
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
 from node.errors import Reason, RefusedError
-from node.rollout import RolloutGroup
+from node.rollout import EncodedGroup
 from node.rpc.channel import ConnectionLost
 from node.verdict import Verdict
 from sampler.rollouts.group_submitter import SUBMISSIONS_IN_FLIGHT, GroupSubmitter
-from support.groups import make_group
 
 
 class Hub:
@@ -17,16 +14,19 @@ class Hub:
 
     def __init__(self, *script: Exception | Verdict) -> None:
         self.script = list(script)
-        self.submitted: list[str] = []
+        self.submitted: list[EncodedGroup] = []
         self.in_flight = 0
         self.most_in_flight = 0
+        self.is_full = asyncio.Event()
         self.is_open = asyncio.Event()
         self.is_open.set()
 
-    async def submit(self, group: RolloutGroup) -> tuple[Verdict, str]:
-        self.submitted.append(group.group_id)
+    async def submit(self, group: EncodedGroup) -> tuple[Verdict, str]:
+        self.submitted.append(group)
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        if self.in_flight == SUBMISSIONS_IN_FLIGHT:
+            self.is_full.set()
         await self.is_open.wait()
         self.in_flight -= 1
         answer = self.script.pop(0) if self.script else Verdict.SPOOLED
@@ -35,31 +35,18 @@ class Hub:
         return answer, ""
 
 
-class Submitting:
-    def __init__(self, hub: Hub, capacity_groups: int) -> None:
-        self.submitter = GroupSubmitter(hub.submit, capacity_groups=capacity_groups, random=lambda: 0.01)
-        self.settled: list[tuple[str, Verdict | None]] = []
-
-    def settle(self, group: RolloutGroup, verdict: Verdict | None) -> None:
-        self.settled.append((group.group_id, verdict))
+def encoded(group_id: str) -> EncodedGroup:
+    return EncodedGroup(b"header", b"columns", group_id)
 
 
-@asynccontextmanager
-async def submitting(hub: Hub, *, capacity_groups: int = 8) -> AsyncIterator[Submitting]:
-    made = Submitting(hub, capacity_groups)
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(made.submitter.run(made.settle))
-        yield made
-        running.cancel()
+def submitter(hub: Hub) -> GroupSubmitter:
+    return GroupSubmitter(hub.submit, random=lambda: 0.01)
 
 
 async def test_a_group_is_handed_in_once_and_its_verdict_told() -> None:
     hub = Hub(Verdict.DUPLICATE)
-    async with submitting(hub) as made:
-        await made.submitter.put(make_group("1.1"))
-        await made.submitter.flushed()
-    assert made.settled == [("1.1", Verdict.DUPLICATE)]
-    assert hub.submitted == ["1.1"]
+    assert await submitter(hub).verdict(encoded("1.1")) is Verdict.DUPLICATE
+    assert hub.submitted == [encoded("1.1")]
 
 
 @pytest.mark.parametrize(
@@ -71,36 +58,25 @@ async def test_a_group_is_handed_in_once_and_its_verdict_told() -> None:
         RefusedError(Reason.EXPIRED, "the certificate of s1 expired: a clock may be wrong"),
     ],
 )
-async def test_a_submission_is_repeated_until_the_hub_answers(failure: Exception) -> None:
-    hub = Hub(failure, failure, failure)
-    async with submitting(hub) as made:
-        await made.submitter.put(make_group("1.1"))
-        await made.submitter.flushed()
-    assert hub.submitted == ["1.1"] * 4
-    assert made.settled == [("1.1", Verdict.SPOOLED)]
+async def test_a_submission_is_repeated_with_the_same_bytes_until_the_hub_answers(failure: Exception) -> None:
+    hub, group = Hub(failure, failure, failure), encoded("1.1")
+    assert await submitter(hub).verdict(group) is Verdict.SPOOLED
+    assert [one is group for one in hub.submitted] == [True] * 4
 
 
-async def test_a_final_refusal_settles_the_group_and_the_next_goes_on() -> None:
-    hub = Hub(RefusedError(Reason.OVER_LIMIT, "too large"))
-    async with submitting(hub) as made:
-        await made.submitter.put(make_group("1.1"))
-        await made.submitter.flushed()
-        await made.submitter.put(make_group("2.1"))
-        await made.submitter.flushed()
-    assert made.settled == [("1.1", None), ("2.1", Verdict.SPOOLED)]
+async def test_a_final_refusal_is_no_verdict_and_the_next_goes_on() -> None:
+    submitting = submitter(Hub(RefusedError(Reason.OVER_LIMIT, "too large")))
+    assert await submitting.verdict(encoded("1.1")) is None
+    assert await submitting.verdict(encoded("2.1")) is Verdict.SPOOLED
 
 
-async def test_a_full_queue_makes_put_wait() -> None:
+async def test_so_many_are_on_their_way_at_once_and_the_others_wait() -> None:
     hub = Hub()
     hub.is_open.clear()
-    async with submitting(hub, capacity_groups=2) as made:
-        for number in range(SUBMISSIONS_IN_FLIGHT + 2):
-            await asyncio.wait_for(made.submitter.put(make_group(f"{number}.1")), timeout=5)
-        late = asyncio.create_task(made.submitter.put(make_group("late")))
-        done, _ = await asyncio.wait({late}, timeout=0.05)
-        assert not done
+    submitting, groups = submitter(hub), SUBMISSIONS_IN_FLIGHT + 3
+    async with asyncio.TaskGroup() as tasks:
+        verdicts = [tasks.create_task(submitting.verdict(encoded(f"{n}.1"))) for n in range(groups)]
+        await hub.is_full.wait()
         hub.is_open.set()
-        await late
-        await made.submitter.flushed()
-    assert len(made.settled) == SUBMISSIONS_IN_FLIGHT + 3
+    assert [one.result() for one in verdicts] == [Verdict.SPOOLED] * groups
     assert hub.most_in_flight == SUBMISSIONS_IN_FLIGHT

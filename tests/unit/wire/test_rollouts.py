@@ -1,3 +1,4 @@
+import contextlib
 import math
 from dataclasses import replace
 from typing import Any
@@ -9,13 +10,10 @@ from hypothesis import strategies as st
 
 from heterorl.v1 import rollout_pb2
 from node.errors import Reason, RefusedError
-from node.rollout import (
-    EncodedGroup,
-    Finish,
-    GroupGrades,
-    RolloutGroup,
-    check_group,
-)
+from node.reward_finding import GroupGrades
+from node.rollout import EncodedGroup, Finish, RolloutGroup
+from node.well_formed import check_group
+from node.wire.columns import read_columns
 from node.wire.rollouts import (
     graded,
     group_from_wire,
@@ -87,6 +85,57 @@ def test_a_group_survives_the_wire_bit_for_bit(
     received = group_from_wire(group_to_wire(group))
     assert_same_group(received, group)
     check_group(replace(received, sampling=sampling))
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> RolloutGroup:
+    lengths = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+    drawn = [[True, *draw(st.lists(st.booleans(), min_size=n, max_size=n)), True] for n in lengths]
+    completions = tuple(
+        with_replies(make_completion(len(one), reward=draw(st.sampled_from((0.5, math.nan)))), one)
+        for one in drawn
+    )
+    metrics = {f"m{n}": np.full(len(lengths), n, np.float32) for n in range(draw(st.integers(0, 3)))}
+    return make_group(completions=completions, metrics=metrics)
+
+
+@given(groups())
+def test_columns_are_the_message_that_protobuf_writes_and_are_read_where_they_lie(
+    group: RolloutGroup,
+) -> None:
+    encoded = group_to_wire(group)
+    message = rollout_pb2.GroupColumns.FromString(encoded.columns)
+    assert encoded.columns == message.SerializeToString(deterministic=True)
+    assert [(one.name, one.values) for one in message.metrics] == [
+        (name, values.tobytes()) for name, values in group.metrics.items()
+    ]
+    received = group_from_wire(encoded)
+    assert received.source is encoded
+    whole = np.frombuffer(encoded.columns, np.uint8)
+    assert all(np.shares_memory(one.token_ids, whole) for one in received.completions)
+    assert np.shares_memory(received.prompt_token_ids, whole)
+
+
+@given(groups(), st.data())
+def test_columns_that_are_damaged_are_refused_or_read_as_protobuf_reads_them(
+    group: RolloutGroup, data: st.DataObject
+) -> None:
+    columns = bytearray(group_to_wire(group).columns)
+    for _ in range(data.draw(st.integers(1, 3))):
+        columns[data.draw(st.integers(0, len(columns) - 1))] = data.draw(st.integers(0, 255))
+    cut = bytes(columns[: data.draw(st.integers(0, len(columns)))])
+    for damaged in (bytes(columns), cut):
+        with contextlib.suppress(RefusedError):  # nothing else is raised
+            read_columns(damaged)
+            message = rollout_pb2.GroupColumns.FromString(damaged)
+            assert sorted(message.SerializeToString()) == sorted(damaged)  # maybe in another order
+
+
+def test_many_small_fields_are_refused_before_there_is_an_object_for_each() -> None:
+    columns = group_to_wire(make_group()).columns
+    with pytest.raises(RefusedError) as refused:
+        read_columns(columns + b"\x4a\x02\x0a\x00" * 100_000)
+    assert refused.value.reason is Reason.OVER_LIMIT
 
 
 REPLIES = [True, True, False, False, False, True, False, True, True, True]
