@@ -66,13 +66,10 @@ class PeerRequests:
         """Admit a peer that has the run's model. Raises RefusedError: why not."""
         if isinstance(joining.model, Learner):
             await self.spool.admit_learner(joining.model)
-        elif joining.model is not None:
-            self._check(peer, joining.model)
+        is_checked = isinstance(joining.model, Learner | None) or self._is_checked(joining.model)
         if joining.prompts:
             terms = self.spool.accounts.terms
             check_prompts(joining.prompts, runs=terms.prompts, task=terms.work.task, sampler_id=peer.node_id)
-        if isinstance(joining.model, SamplerModel) and joining.model.base.root:
-            self._note(self._said_base, peer, joining.instance)
         before = self.peers.instance(peer)
         member = self.peers.join(
             peer,
@@ -83,23 +80,29 @@ class PeerRequests:
             grader_digest=joining.grader_digest,
             speaks=joining.speaks,
         )
+        # Only now: a process that is refused its name must not replace what the one that has it said.
+        if is_checked:
+            self._unchecked.pop(peer, None)
+        elif isinstance(joining.model, SamplerModel | VerifierModel):
+            self._note(self._unchecked, peer, joining.model)
+        if isinstance(joining.model, SamplerModel) and joining.model.base.root:
+            self._note(self._said_base, peer, joining.instance)
         if peer.role is Role.SAMPLER and before not in ("", member.instance):
             await self.spool.end_leases(peer.node_id)
         return member
 
     def check_model(self, peer: Peer) -> None:
         """Check a peer that joined before the learner. Raises RefusedError: in what its model differs."""
-        if (model := self._unchecked.get(peer)) is not None:
-            self._check(peer, model)
+        if (model := self._unchecked.get(peer)) is not None and self._is_checked(model):
+            del self._unchecked[peer]
 
-    def _check(self, peer: Peer, model: SamplerModel | VerifierModel) -> None:
+    def _is_checked(self, model: SamplerModel | VerifierModel) -> bool:
+        """Check a model as far as the run's is known; return whether all of that is."""
         learner = self.spool.accounts.learner
-        if learner is not None:
-            model.check(learner)
-        if learner is not None and learner.text_digest:
-            self._unchecked.pop(peer, None)
-            return
-        self._note(self._unchecked, peer, model)
+        if learner is None:
+            return False
+        model.check(learner)
+        return bool(learner.text_digest)
 
     def _note(self, known: dict[Peer, Known], peer: Peer, value: Known) -> None:
         """Keep what a joining peer said, and little of what peers that are gone have said."""
