@@ -26,7 +26,7 @@ ORDERS: Final = ("paused", "drained")
 BOUNDS: Final = frozenset({
     "checks",
     "concurrency", "staleness", "buffer", "share", "faults", "quarantine", "learner", "ledger",
-    "prompts", "grader", "bytes", "grading", *ORDERS,
+    "prompts", "grader", "base model", "bytes", "grading", *ORDERS,
 })  # fmt: skip
 """Bounds a hub may name. Others are not shown: what a wait is for is a closed set of labels."""
 

@@ -135,6 +135,24 @@ async def test_a_second_process_of_a_name_is_refused_while_the_first_is_heard_an
         await eventually(is_let_in)
 
 
+@pytest.mark.parametrize("learner_is_here", [True, False])
+async def test_a_process_that_is_refused_its_name_takes_nothing_from_the_one_that_has_it(
+    hub: RunningHub, learner_is_here: bool
+) -> None:
+    identity = hub.made.sampler
+    async with hub.peer() as learner, hub.peer(identity) as first, hub.peer(identity) as second:
+        if learner_is_here:
+            await learner.join(base_root=BASE)
+        first.held = common_pb2.PolicyVersion(root=BASE)
+        await first.join(instance="a", base_root=BASE)
+        model = {"base_root": BASE} if learner_is_here else {"base_root": OTHER_BASE, "layout_digest": OTHER}
+        assert (await refusal_of(second.join(instance="b", **model))).reason is Reason.NAME_IN_USE
+        if not learner_is_here:
+            await learner.join(base_root=BASE)
+        grant = await first.lease()
+        assert (len(grant.leases), grant.waits_for) == (1, "")
+
+
 async def test_the_leases_of_a_process_end_with_it_and_not_with_its_connection(hub: RunningHub) -> None:
     async with hub.peer() as learner, hub.peer(hub.made.sampler) as sampler:
         await learner.join()

@@ -51,6 +51,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     "prompt lease: ledger": "The ledger is behind the learner: `status` says by which steps.",
     "prompt lease: prompts": "All prompts are leased or set aside; `status` lists the latter.",
     "prompt lease: grader": "Its grader's code is not the run's: install the same everywhere.",
+    "prompt lease: base model": "It has not said yet which base model it loads: that sampler's log says why.",
     "prompt lease: paused": "`heterorl-node resume` leases again.",
     "prompt lease: drained": "It is drained: stop it once it holds no leases, or `drain --undo`.",
     # verifiers
