@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 async def run_until(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
@@ -40,6 +42,27 @@ def drop(task: asyncio.Future[Any]) -> None:
 def _look_at(task: asyncio.Future[Any]) -> None:
     if not task.cancelled():
         task.exception()
+
+
+async def while_it_may(
+    work: Coroutine[Any, Any, T], *, changed: asyncio.Event, may_go_on: Callable[[], Awaitable[bool]]
+) -> T | None:
+    """Return what ``work`` returns; None: it may not go on, and was cancelled.
+
+    ``may_go_on`` is asked at each change, which sets ``changed`` (cleared here).
+    """
+    task = asyncio.create_task(work)
+    try:
+        while not task.done():
+            change = asyncio.create_task(changed.wait())
+            await asyncio.wait({task, change}, return_when=asyncio.FIRST_COMPLETED)
+            change.cancel()
+            changed.clear()
+            if not (task.done() or await may_go_on()):
+                return None
+    finally:
+        await put_away(task)
+    return task.result()
 
 
 async def wait_at_most(event: asyncio.Event, limit_s: float | None) -> None:

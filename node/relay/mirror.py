@@ -5,9 +5,8 @@
              `---- announced again, link cut, damaged or removed here: plan again ----'
 
 The plan (``mirror_state``) is the one a learner uploads by: first what moves this relay to the head, then the
-newest keyframe for late joiners, then the rest. What is under way stays on disk when something more urgent is
-announced, and is continued later. A fetch on the way to the head is dropped only as ``HeadPursuit`` decides:
-a relay behind a long link keeps following.
+newest keyframe for late joiners, then the rest. What does not move the head makes way for what does, as soon
+as the frames begun are whole; it stays on disk, and is continued later.
 """
 
 import asyncio
@@ -20,10 +19,9 @@ from node.errors import CountRefusal, Reason, RefusedError
 from node.policy import Announcement, Artifact, ArtifactKey
 from node.relay.mirror_state import MirrorState
 from node.rpc.channel import Backoff, ConnectionLost
-from node.waits import run_until
+from node.waits import run_until, while_it_may
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.fetcher import Fetcher
-from node.weights.transfer.head_pursuit import HeadPursuit
 
 logger = logging.getLogger(__name__)
 
@@ -40,13 +38,11 @@ class Mirror:
         *,
         watch: Callable[[], AsyncIterator[Announcement]],
         count_refusal: CountRefusal,
-        monotonic: Callable[[], float],
         random: Callable[[], float],
     ) -> None:
         """Mirror into ``store``; ``watch`` yields announcements for as long as anyone listens."""
         self._store = store
         self._fetcher = fetcher
-        self._pursuit = HeadPursuit(fetcher, monotonic=monotonic)
         self._watch = watch
         self._count_refusal = count_refusal
         self._backoff = Backoff(random)
@@ -68,17 +64,16 @@ class Mirror:
             tasks.create_task(self._listen())
             while True:
                 self._changed.clear()
-                artifact = await self._pursuit.next_artifact(self._look, tasks)
+                artifact = await self._fetcher.next_artifact(self._look, tasks)
                 if artifact is None:
                     self._fetcher.prefetch(self._state.head_version, tasks)
                     await self._changed.wait()
                 else:
-                    await self._copy_unless_dropped(artifact)
+                    await self._copy_while_urgent(artifact)
 
     async def _listen(self) -> None:
         async for announcement in self._watch():
             self._state = self._state.announced(announcement)
-            self._pursuit.announced(announcement)
             self._changed.set()
 
     async def _look(self) -> MirrorState:
@@ -93,17 +88,16 @@ class Mirror:
         )
         return self._state
 
-    async def _copy_unless_dropped(self, artifact: Artifact) -> None:
-        """Copy an artifact, or as much of it as arrives before another one is more urgent."""
+    async def _copy_while_urgent(self, artifact: Artifact) -> None:
+        """Copy an artifact, or as much of it as is begun before another one is more urgent."""
         is_urgent = artifact.key.version > self._state.held_version or artifact in self._state.path()
-        await self._pursuit.fetch(
-            artifact,
-            self._copy(artifact.key),
-            look=self._look,
-            changed=self._changed,
-            # What does not move the head makes way for what does.
-            is_interrupted=lambda state: not is_urgent and bool(state.path()),
-        )
+
+        async def may_go_on() -> bool:
+            if not is_urgent and (await self._look()).path():
+                self._fetcher.wind_up()
+            return True
+
+        await while_it_may(self._copy(artifact.key), changed=self._changed, may_go_on=may_go_on)
 
     async def _copy(self, key: ArtifactKey) -> None:
         try:
@@ -126,5 +120,4 @@ class Mirror:
                 self._state = self._state.refused(key)
         else:
             self._backoff.reset()
-            self._pursuit.took()
             logger.info("mirrored", extra={"version": key.version, "base_version": key.base_version})

@@ -3,13 +3,7 @@
 from dataclasses import dataclass, replace
 
 from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey
-from node.weights.planning.cheapest_chain import (
-    PUBLIC_VERSION,
-    newest_reachable,
-    plan_upload,
-    price,
-    upload_path,
-)
+from node.weights.planning.cheapest_chain import PUBLIC_VERSION, newest_reachable, plan_upload, upload_path
 from node.weights.store.offers import is_behind
 
 
@@ -46,9 +40,9 @@ class MirrorState:
         return PUBLIC_VERSION if newest is None else newest
 
     @property
-    def behind_versions(self) -> int:
-        """How far the announced head is ahead of what is stored."""
-        return max(0, self.head_version - self.held_version)
+    def lets_choose(self) -> bool:
+        """Whether a source may choose the way: not while this store refuses something of it."""
+        return not self.unwanted
 
     def path(self) -> tuple[Artifact, ...]:
         """Return what moves this store to the head with the fewest bytes; empty if none does."""
@@ -62,13 +56,6 @@ class MirrorState:
         """Whether an artifact makes something newer than what is stored, of what is stored."""
         is_here = key.base_version in (self.held_version, PUBLIC_VERSION, NO_BASE)
         return is_here and key.version > self.held_version and key not in self.unwanted
-
-    def is_useless(self, key: ArtifactKey) -> bool:
-        """Whether the cheapest way to the head does not need an artifact."""
-        if key.version > self.head_version:
-            return False  # a source sent it before it was announced
-        with_it = replace(self, own=(*self.own, Artifact(key, 0)))
-        return price(self.path()) <= price(with_it.path())
 
     def _offered(self) -> tuple[Artifact, ...]:
         artifacts = () if self.upstream is None else self.upstream.artifacts

@@ -116,7 +116,6 @@ def _mirror(context: RoleContext, store: ArtifactStore, sources: Sources) -> Mir
         fetcher,
         watch=sources.announcements,
         count_refusal=context.node_metrics.count_refusal,
-        monotonic=context.clock.monotonic,
         random=random.random,
     )
 

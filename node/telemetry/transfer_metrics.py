@@ -43,9 +43,6 @@ class TransferMetrics:
         self._submissions = new.gauge(
             "submission_bytes", "Groups between socket and disk; at the bound, a hub stops reading more."
         )
-        self._paused = new.gauge(
-            "unfinished_fetch_bytes", "Bytes in memory of paused transfers, which may be resumed."
-        )
         self._lingering = new.gauge(
             "lingering_artifacts", "Artifacts kept beyond retention because a peer still fetches them."
         )
@@ -121,9 +118,6 @@ class TransferMetrics:
     def count_source_fault(self, fault: str) -> None:
         self.source_lies += fault == "lied"
         self._source_faults.labels(fault).inc()
-
-    def add_paused_bytes(self, size_bytes: int) -> None:
-        self._paused.inc(size_bytes)
 
     def count_applied_frame(self, codec: str, *, took_s: float) -> None:
         self._frames.labels(codec).inc()

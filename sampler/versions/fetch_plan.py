@@ -1,21 +1,18 @@
-"""Plans the way from the held version to the head: what to fetch next, and which fetch is useless; pure.
+"""Plans the way from the held version to the head, or to a stop on the way; pure.
 
-next       the first artifact of the cheapest path from the held version to the head, or to a version on the
-           way where the sampler is to stop
-useless    the cheapest path to a newer head does not need the fetch under way
-
-An artifact that cannot be used is planned around until it is announced again.
+What to fetch next is the first artifact of the cheapest path, or what a source chooses to send. An artifact
+that cannot be used is planned around until it is announced again.
 """
 
 from dataclasses import dataclass
 
 from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
-from node.weights.planning.cheapest_chain import PUBLIC_VERSION, plan_catch_up, plan_fresh, price
+from node.weights.planning.cheapest_chain import PUBLIC_VERSION, plan_catch_up, plan_fresh
 
 
 @dataclass(frozen=True, slots=True)
 class FetchPlan:
-    """The version held and what is announced: a ``Position`` of ``head_pursuit``."""
+    """The version held and what is announced: a ``Position`` of ``fetcher``."""
 
     held: PolicyVersion
     """The version in memory, verified or the base model; the next delta starts from it."""
@@ -42,18 +39,16 @@ class FetchPlan:
     def held_version(self) -> int:
         return self.held.number
 
+    @property
+    def lets_choose(self) -> bool:
+        """Whether a source may choose the way: not to a stop, nor around what cannot be used."""
+        return self._stop is None and not self.unusable
+
     def can_start(self, key: ArtifactKey) -> bool:
         is_here = key.base_version in (self.held.number, PUBLIC_VERSION, NO_BASE)
         if (stop := self._stop) is not None and key.version > stop:
             return False
         return is_here and key.version > self.held.number and key not in self.unusable
-
-    def is_useless(self, key: ArtifactKey) -> bool:
-        if self.announcement is not None and key.version > self.announcement.head.number:
-            return False  # A source sent it before it was announced.
-        path = self._path_from(self.held)
-        rest = self._path_from(PolicyVersion(key.version))
-        return path is not None and (rest is None or price(path) <= price(rest))
 
     @property
     def _usable(self) -> list[Artifact]:

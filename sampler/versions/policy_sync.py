@@ -1,13 +1,13 @@
 """Follows the head: keeps the engine on the newest policy version, while it generates.
 
     announcement --> look --> fetch, assemble, verify --> remember --> apply between decode steps
-         ^            |          |                                       |
-         |            |          `-- not worth finishing: drop           |
-         `------------+--------------------------------------------------'
+         ^                       |                                       |
+         |                       `-- the words held are doubted: drop    |
+         `---------------------------------------------------------------'
 
-``served_policy`` says what is due. ``fetch_plan`` and ``node.weights.transfer.head_pursuit`` decide what to
-fetch next and what to drop; ``held_version`` changes the live words. Every version on the way to the head is
-verified and applied: over a slow link, a version nearer to the head is worth having.
+``served_policy`` says what is due. ``fetch_plan`` and the source that is asked decide what to fetch next;
+``held_version`` changes the live words. Every version on the way to the head is verified and applied: over a
+slow link, a version nearer to the head is worth having.
 """
 
 import asyncio
@@ -25,9 +25,8 @@ from node.policy import Announcement, Artifact, ArtifactKey
 from node.rpc.channel import Backoff, ConnectionLost
 from node.telemetry.metrics import NodeMetrics
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.waits import run_until, wait_at_most
+from node.waits import run_until, wait_at_most, while_it_may
 from node.weights.transfer.fetcher import Fetcher
-from node.weights.transfer.head_pursuit import HeadPursuit
 from sampler.engines.restartable_engine import EngineEndedError
 from sampler.metrics import SamplerMetrics
 from sampler.served_policy import Command, Event, State
@@ -50,8 +49,6 @@ SCRUB_EVERY_S: Final = 2.0
 class DroppedFetch(enum.StrEnum):
     """Why a fetch ended without a version. Closed: the ``reason`` label of dropped fetches."""
 
-    SUPERSEDED = "superseded"
-    """Something else arrives sooner and leads further."""
     DOUBT = "doubt"
     """The held version may be damaged and is checked first."""
     LOST = "lost"
@@ -83,7 +80,6 @@ class PolicySync:
 
     def __post_init__(self) -> None:
         self._policy = self.held.policy
-        self._pursuit = HeadPursuit(self.fetcher, monotonic=self.clock.monotonic)
         self._starvation = Starvation()
         self._backoff = Backoff(random.random)
         self._changed = asyncio.Event()
@@ -94,8 +90,9 @@ class PolicySync:
         return self._starvation.for_s(self.clock.monotonic())
 
     def distance(self, *, bound_versions: int) -> str:
-        """Describe how far this sampler is from the staleness bound."""
-        return self._pursuit.distance(self._plan.behind_versions, bound_versions=bound_versions)
+        """Describe, in at most 100 characters, how far from the head the link keeps this sampler."""
+        behind, round_trip_s = self._plan.behind_versions, self.fetcher.link.round_trip_s
+        return f"{behind} behind over a round trip of {round_trip_s:.2g} s, bound {bound_versions}"
 
     def doubt(self) -> None:
         """Sample no more from what is held until it was compared with what was verified."""
@@ -143,7 +140,6 @@ class PolicySync:
                 logger.warning("announcement refused", extra={"detail": str(refused)})
             else:
                 self._announcement, self._unusable = announcement, frozenset()
-                self._pursuit.announced(announcement)
                 self._note_distance(is_taken=False)
             self._changed.set()
 
@@ -169,7 +165,7 @@ class PolicySync:
     async def _look(self, tasks: asyncio.TaskGroup) -> None:
         """Fetch a newer version, or wait until there may be one."""
         with self.node_metrics.waiting(FETCH):
-            artifact = await self._pursuit.next_artifact(self._position, tasks)
+            artifact = await self.fetcher.next_artifact(self._position, tasks)
         if artifact is not None:
             await self._fetch(artifact)
         elif self._unusable:
@@ -187,12 +183,8 @@ class PolicySync:
         fields = {"artifact": str(artifact.key)}
         try:
             with self.node_metrics.waiting(FETCH):
-                self._assembly = await self._pursuit.fetch(
-                    artifact,
-                    self._assembled(artifact),
-                    look=self._position,
-                    changed=self._changed,
-                    is_interrupted=lambda _: self._policy.state is not State.FETCHING,
+                self._assembly = await while_it_may(
+                    self._assembled(artifact), changed=self._changed, may_go_on=self._is_fetching
                 )
         except ConnectionLost as lost:
             self._drop(DroppedFetch.LOST)
@@ -204,10 +196,11 @@ class PolicySync:
             if self._assembly is not None:
                 self._policy.note(Event.VERIFIED)
             else:
-                is_superseded = self._policy.state is State.FETCHING
-                reason = DroppedFetch.SUPERSEDED if is_superseded else DroppedFetch.DOUBT
-                self._drop(reason)
-                logger.info("fetch dropped", extra=fields | {"reason": reason.value})
+                self._drop(DroppedFetch.DOUBT)
+                logger.info("fetch dropped", extra=fields | {"reason": DroppedFetch.DOUBT.value})
+
+    async def _is_fetching(self) -> bool:
+        return self._policy.state is State.FETCHING
 
     async def _assembled(self, artifact: Artifact) -> VersionAssembly:
         manifest = await self.fetcher.manifest(artifact.key)
@@ -235,7 +228,6 @@ class PolicySync:
             fields = {"version": assembly.manifest.version, "detail": str(refused)}
             logger.warning("version not applied, going back to the disk", extra=fields)
             return
-        self._pursuit.took()
         self._note_distance(is_taken=True)
         self._backoff.reset()
         await self.held.save()

@@ -16,7 +16,7 @@ from node.weights.assembly.held import HeldPolicy
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.transfer.bucket import Bucket, object_name
 from node.weights.transfer.fetcher import Fetcher
-from node.weights.transfer.source_scores import bucket_of
+from node.weights.transfer.source_turns import bucket_of
 from node.weights.transfer.sources import Sources
 from support.fetching import fetch_version
 from support.hub import running_hub

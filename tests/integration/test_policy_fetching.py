@@ -125,35 +125,31 @@ async def test_a_cut_within_a_frame_goes_on_at_the_byte_where_it_happened(
         assert registry.transferred("keyframe", "in") == hub.learner.encode(1, None).manifest.size_bytes
 
 
-async def test_a_fetch_broken_off_for_a_while_goes_on_with_every_byte_it_had(
+async def test_a_fetch_that_is_wound_up_finishes_the_frames_begun_and_asks_for_no_other(
     made: MadeRun, tmp_path: Path
 ) -> None:
-    halts = True
+    go_on = asyncio.Event()
 
-    async def halt(number: int, answers: Answers) -> Answers:
+    async def wait(number: int, answers: Answers) -> Answers:
         async for answer in answers:
+            await go_on.wait()
             yield answer
-            if halts and number == 1:
-                await asyncio.Event().wait()
 
     async with policy_hub(made, tmp_path / "hub", layout=LARGE) as hub:
-        hub.learner.put(hub.store, (1, None), (1, 0))
-        hub.servicer.spoil = halt
-        registry = Registry()
-        fetcher = await hub.fetcher(registry)
-        stage = WholeVersion(await fetcher.manifest(ArtifactKey(1)), layout=LARGE, base=None)
-        fetching = asyncio.create_task(
-            fetcher.fetch(await fetcher.manifest(ArtifactKey(1)), stage.missing(), stage.put)
-        )
-        size_bytes = hub.learner.encode(1, None).manifest.size_bytes
-        await until(lambda: 0 < registry.transferred("keyframe", "in") < size_bytes)
-        fetching.cancel()
-        await asyncio.gather(fetching, return_exceptions=True)
-        halts = False
-        await fetch(hub, fetcher, DELTA, held=hub.learner.versions[0])
-        await fetcher.fetch(await fetcher.manifest(ArtifactKey(1)), stage.missing(), stage.put)
-        assert stage.finish().version == hub.learner.versions[1].version
-        assert registry.transferred("keyframe", "in") == size_bytes
+        hub.learner.put(hub.store, (1, None))
+        hub.servicer.spoil = wait
+        fetcher = await hub.fetcher(Registry(), streams=2, part_bytes=limits.CHUNK_BYTES)
+        manifest, got = await fetcher.manifest(ArtifactKey(1)), set[int]()
+        fetching = asyncio.create_task(fetcher.fetch(manifest, range(2), lambda frame, _: got.add(frame)))
+        await until(lambda: len(hub.servicer.fetches) == 2)
+        fetcher.wind_up()
+        go_on.set()
+        await fetching
+        begun = {frame for request in hub.servicer.fetches for frame in request.frames}
+        assert got == begun
+        rest = set(range(2)) - got
+        await fetcher.fetch(manifest, rest, lambda frame, _: got.add(frame))
+        assert got == {0, 1}
 
 
 async def test_any_number_of_cuts_is_survived_as_long_as_bytes_arrive(made: MadeRun, tmp_path: Path) -> None:

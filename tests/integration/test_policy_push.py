@@ -17,6 +17,7 @@ from node.weights.assembly.held import HeldPolicy
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.payload_order import pushed_frames
+from sampler.versions.fetch_plan import FetchPlan
 from support.fetching import fetch_version
 from support.identity import MadeRun
 from support.policy_hub import PolicyHub, Pushes, Pushing, Registry, make_fetcher, make_sources, policy_hub
@@ -37,13 +38,29 @@ class Expecting:
     hub: PolicyHub
     fetcher: Fetcher
     registry: Registry
+    tasks: asyncio.TaskGroup
 
-    async def fetch(self, key: ArtifactKey = STEP, *, held: HeldPolicy | None = None) -> HeldPolicy:
+    @property
+    def lies(self) -> float:
+        return self.registry.value("heterorl_node_source_faults_total", fault="lied")
+
+    async def chosen(self) -> ArtifactKey:
+        """Return what to fetch once something is announced."""
+
+        async def look() -> FetchPlan:
+            return FetchPlan(self.hub.learner.versions[0].version, self.hub.store.announcement())
+
+        artifact = await self.fetcher.next_artifact(look, self.tasks)
+        assert artifact is not None
+        return artifact.key
+
+    async def fetch(self, key: ArtifactKey | None = None) -> HeldPolicy:
+        """Fetch what is chosen, or an artifact by name."""
         return await fetch_version(
             self.fetcher,
-            await self.fetcher.manifest(key),
+            await self.fetcher.manifest(key or await self.chosen()),
             layout=WIDE,
-            held=held or self.hub.learner.versions[0],
+            held=self.hub.learner.versions[0],
         )
 
 
@@ -51,23 +68,25 @@ class Expecting:
 async def expecting(hub: PolicyHub) -> AsyncIterator[Expecting]:
     registry = Registry()
     fetcher = await hub.fetcher(registry)
-    async with expected(fetcher):
+    async with expected(fetcher) as tasks:
         await until(lambda: hub.servicer.awaited == [0])
-        yield Expecting(hub, fetcher, registry)
+        yield Expecting(hub, fetcher, registry, tasks)
 
 
 @asynccontextmanager
-async def expected(fetcher: Fetcher) -> AsyncIterator[None]:
+async def expected(fetcher: Fetcher) -> AsyncIterator[asyncio.TaskGroup]:
     """Expect what comes after version 0 until the body ends."""
+    begun = asyncio.get_running_loop().create_future()
 
     async def expect() -> None:
         async with asyncio.TaskGroup() as tasks:
             fetcher.prefetch(0, tasks)
+            begun.set_result(tasks)
             await asyncio.Event().wait()
 
     expecting = asyncio.create_task(expect())
     try:
-        yield
+        yield await begun
     finally:
         expecting.cancel()
         await asyncio.wait({expecting})
@@ -98,7 +117,7 @@ async def test_who_is_behind_gets_the_first_artifact_of_the_cheapest_way(
     async with pushing_hub(made, tmp_path) as hub:
         hub.learner.put(hub.store, (1, None), (2, 1), (2, 0))
         async with expecting(hub) as sampler:
-            held = await sampler.fetch(ArtifactKey(2, 0))
+            held = await sampler.fetch()
         assert held.version == hub.learner.versions[2].version
         assert hub.servicer.fetches == []
 
@@ -182,9 +201,10 @@ async def test_a_push_that_is_not_signed_by_the_learner_is_refused_and_the_versi
         hub.servicer.spoil_push = spoil  # type: ignore[assignment]
         async with expecting(hub) as sampler:
             hub.learner.put(hub.store, STEP_OF_LEARNER)
-            held = await sampler.fetch()
+            await until(lambda: sampler.lies == 1)
+            held = await sampler.fetch(STEP)
         assert held.version == hub.learner.versions[1].version
-        assert sampler.registry.value("heterorl_node_source_faults_total", fault="lied") == 1
+        assert sampler.lies == 1
 
 
 async def test_what_a_hub_never_sends_is_fetched_after_a_while(
@@ -197,7 +217,7 @@ async def test_what_a_hub_never_sends_is_fetched_after_a_while(
             hub.learner.put(hub.store, STEP_OF_LEARNER)
             held = await sampler.fetch()
         assert held.version == hub.learner.versions[1].version
-        assert sampler.registry.value("heterorl_node_source_faults_total", fault="lied") == 0
+        assert sampler.lies == 0
 
 
 async def test_a_push_of_another_artifact_than_wanted_is_dropped(made: MadeRun, tmp_path: Path) -> None:
@@ -212,7 +232,7 @@ async def test_a_push_of_another_artifact_than_wanted_is_dropped(made: MadeRun, 
 async def test_a_frame_wanted_alone_is_not_taken_from_a_push(made: MadeRun, tmp_path: Path) -> None:
     async with pushing_hub(made, tmp_path) as hub, expecting(hub) as sampler:
         hub.learner.put(hub.store, STEP_OF_LEARNER)
-        manifest = await sampler.fetcher.manifest(STEP)
+        manifest = await sampler.fetcher.manifest(await sampler.chosen())
         got: list[int] = []
         await sampler.fetcher.fetch(manifest, [3], lambda frame, payload: got.append(frame))
         assert got == [3]
@@ -224,7 +244,7 @@ async def test_a_hub_that_restarts_is_asked_again(made: MadeRun, tmp_path: Path)
         registry = Registry()
         source = await first.source()
         fetcher = make_fetcher(made, make_sources(registry, source), registry)
-        async with expected(fetcher):
+        async with expected(fetcher) as tasks:
             await until(lambda: first.servicer.awaited == [0])
             first.serving.stopping.set()
             await first.serving.running
@@ -232,8 +252,8 @@ async def test_a_hub_that_restarts_is_asked_again(made: MadeRun, tmp_path: Path)
                 second.servicer.pushes = Pushing.PUSHES
                 await until(lambda: second.servicer.awaited != [])
                 second.learner.put(second.store, STEP_OF_LEARNER)
-                manifest = await fetcher.manifest(STEP)
-                assert manifest.version == 1
+                assert await Expecting(second, fetcher, registry, tasks).chosen() == STEP
+                assert second.servicer.fetches == []
 
 
 async def test_a_step_passes_a_relay_without_anybody_asking_for_a_frame(
@@ -245,10 +265,10 @@ async def test_a_step_passes_a_relay_without_anybody_asking_for_a_frame(
     ):
         registry = Registry()
         fetcher = make_fetcher(made, make_sources(registry, relay.source()), registry)
-        async with expected(fetcher):
+        async with expected(fetcher) as tasks:
             await until(lambda: hub.servicer.awaited == [0])
             hub.learner.put(hub.store, STEP_OF_LEARNER)
-            held = await Expecting(hub, fetcher, registry).fetch()
+            held = await Expecting(hub, fetcher, registry, tasks).fetch()
         np.testing.assert_array_equal(held.words, hub.learner.words(1))
         assert hub.servicer.fetches == []
         await until(lambda: hub.servicer.awaited[-1] == 1)

@@ -78,25 +78,6 @@ async def test_at_the_version_that_is_evaluated_a_sampler_stays_and_then_goes_on
             await serving.reaches(hub.learner.versions[4])
 
 
-async def test_a_fetch_that_became_needless_is_dropped(
-    made: MadeRun, tmp_path: Path, state_dir: Path
-) -> None:
-    async def stuck(number: int, answers: Answers) -> Answers:
-        async for answer in answers:
-            if hub.servicer.fetches[number - 1].key.version == 1:
-                await asyncio.Event().wait()
-            yield answer
-
-    async with policy_hub(made, tmp_path / "hub") as hub:
-        hub.servicer.spoil = stuck
-        async with syncing(hub, state_dir) as serving:
-            await asyncio.to_thread(hub.learner.put, hub.store, (1, 0))
-            await until(lambda: len(hub.servicer.fetches) > 0)
-            await asyncio.to_thread(hub.learner.put, hub.store, (9, None))
-            await serving.reaches(hub.learner.versions[9])
-            assert serving.numbers == [0, 9]
-
-
 async def test_a_hub_that_only_sends_damage_is_never_believed_and_can_recover(
     made: MadeRun, tmp_path: Path, state_dir: Path
 ) -> None:

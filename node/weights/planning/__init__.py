@@ -1,1 +1,1 @@
-"""Plans what to fetch, make and keep: chains, catch-up deltas, retention, pursuit of a moving head; pure."""
+"""Plans what to fetch, make and keep: chains, catch-up deltas, retention, the cost of a round trip; pure."""

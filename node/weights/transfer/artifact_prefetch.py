@@ -1,11 +1,11 @@
-"""Asks for an artifact before it exists, of the source that delivers best.
+"""Asks a source what comes after the version held, before it exists or because there is something newer.
 
     ask -> wait for the learner -> manifest, verified -> its first frames are on their way
      ^          |
      `-- backoff: link cut, source draining
 
-The answer decides nothing: the receiver follows the announcements, and fetches in the ordinary way what did
-not come or is not wanted.
+The source chooses when the question arrives, so that the answer is still there to be fetched however long the
+line is. It decides nothing else: the receiver fetches by name what did not come or is not wanted.
 """
 
 import asyncio
@@ -22,13 +22,14 @@ from node.waits import wait_at_most
 from node.weights.format.manifest import Manifest
 from node.weights.transfer.payload_order import pushed_frames
 from node.weights.transfer.ranges import ChunkStream, Range
-from node.weights.transfer.source_scores import Fault
+from node.weights.transfer.source_turns import Fault
 from node.weights.transfer.sources import Sources
 
 logger = logging.getLogger(__name__)
 
 PATIENCE_S: Final = 1.0
-"""How long an announcement may arrive before the artifact: they are sent together, on two connections."""
+"""How long an announcement may arrive before the artifact, besides two round trips of the line: they are sent
+together, on two connections, or this peer asks only now."""
 
 Verify = Callable[[bytes], Awaitable[Manifest]]
 
@@ -68,10 +69,15 @@ class ArtifactPrefetch:
         """Return whether there is no answer, and none may still come."""
         return not self.is_waiting and self._pushed is None
 
-    async def answer(self, *, patience_s: float | None = None) -> Manifest | None:
-        """Return the manifest of the artifact that comes; None: none comes in time, by default PATIENCE_S."""
-        await wait_at_most(self._settled, PATIENCE_S if patience_s is None else patience_s)
+    @property
+    def manifest(self) -> Manifest | None:
+        """The manifest of the artifact that comes; None: there is no answer, or its frames were taken."""
         return None if self._pushed is None else self._pushed[0]
+
+    async def answer(self, *, round_trip_s: float) -> Manifest | None:
+        """Return ``manifest`` once there is an answer; None: none comes in time."""
+        await wait_at_most(self._settled, PATIENCE_S + 2 * round_trip_s)
+        return self.manifest
 
     def take(self, manifest: Manifest) -> Range | None:
         """Return the range of frames that is on its way, once."""

@@ -1,15 +1,18 @@
 """Fetches manifests and frames of artifacts: from many sources at once, resumable, each frame verified.
 
+    what comes next: chosen by a source, else the first artifact of one's own cheapest path
     wanted frames -> ranges -> lanes, each reading one range from one source at a time -> payloads
 
-Attempts are bounded where nothing is gained by them: in a row without one byte of progress, and per
-damaged frame. There is no deadline on a whole transfer: a slow link is not an error.
+A fetch that was begun is finished, also where a cheaper way comes up meanwhile: it leads to something newer
+than what is held, and the next one is chosen when it is asked for. Attempts are bounded where nothing is
+gained by them: in a row without one byte of progress, and per damaged frame. There is no deadline on a whole
+transfer: a slow link is not an error.
 """
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Final, Protocol
 
@@ -21,15 +24,40 @@ from node.telemetry.transfer_metrics import TransferMetrics
 from node.waits import side_by_side
 from node.weights.assembly.apply import WrongBaseError
 from node.weights.format.manifest import Manifest, verify_signed
-from node.weights.planning.link_time import Link, Progress
+from node.weights.planning.link_time import Link
 from node.weights.transfer.artifact_prefetch import ArtifactPrefetch
+from node.weights.transfer.attempts import Attempts
 from node.weights.transfer.lane import FetchLimits, Lane, NotTakenError
 from node.weights.transfer.payload_order import fetch_order
-from node.weights.transfer.ranges import PausedTransfers, PutFrame, Transfer, Unasked
-from node.weights.transfer.sources import Attempts, Sources
+from node.weights.transfer.ranges import PutFrame, Transfer, Unasked
+from node.weights.transfer.sources import Sources
 from node.wire.mapping import to_wire
 
 _MANIFEST_TIMEOUT_S: Final = 60.0
+
+_SLOW_ROUND_TRIPS: Final = 4
+"""Round trips that a range may take on a long line: one of asking, and TCP's growth."""
+
+
+class Position(Protocol):
+    """Where a follower of the head is: a sampler with what it holds, a relay with what it stores."""
+
+    @property
+    def held_version(self) -> int:
+        """The newest version it has, which the next delta may start from."""
+
+    @property
+    def lets_choose(self) -> bool:
+        """Whether a source may choose what to send; False: the way is not the one of everybody else."""
+
+    def path(self) -> Sequence[Artifact]:
+        """Return the cheapest way to the head in bytes; empty where there is none, or none is needed."""
+
+    def next_artifact(self) -> Artifact | None:
+        """Return what to fetch by name: the first of ``path``, or something less urgent; None: nothing."""
+
+    def can_start(self, key: ArtifactKey) -> bool:
+        """Whether an artifact makes something newer than what is held, of what is here."""
 
 
 class Assembly(Protocol):
@@ -58,26 +86,23 @@ class Fetcher:
     limits: FetchLimits = field(default_factory=FetchLimits)
     link: Link = field(default_factory=Link, init=False)
     """As measured by what was fetched."""
-    progress: Progress = field(default_factory=lambda: Progress(time.monotonic()), init=False)
-    """Progress of the fetch under way, or of the last one."""
     _prefetch: ArtifactPrefetch | None = field(default=None, init=False)
+    _transfer: Transfer | None = field(default=None, init=False)
+    _lane_bytes_per_s: float = field(default=0.0, init=False)
+    """Goodput of the best lane of the last fetch."""
 
-    def __post_init__(self) -> None:
-        self._paused = PausedTransfers(self.metrics)
+    def prefetch(self, held_version: int, tasks: asyncio.TaskGroup) -> None:
+        """Ask for what comes after a version, in a task of ``tasks``, unless it is asked for already.
 
-    def prefetch(self, held_version: int, tasks: asyncio.TaskGroup, *, artifact_cost_bytes: int = 0) -> None:
-        """Ask in advance for what comes after a version, in a task of ``tasks``, instead of an earlier one.
-
-        ``manifest`` and ``fetch`` then find it here, or on its way. The source chooses by
-        ``artifact_cost_bytes``, as ``cheapest_chain.plan_catch_up`` does.
+        ``manifest`` and ``fetch`` then find it here, or on its way. An earlier question is dropped.
         """
         if self._prefetch is not None:
-            if self._prefetch.held_version == held_version and self._prefetch.is_waiting:
+            if self._prefetch.held_version == held_version and not self._prefetch.is_spent:
                 return
             self._prefetch.cancel()
         self._prefetch = ArtifactPrefetch(
             held_version,
-            artifact_cost_bytes=artifact_cost_bytes,
+            artifact_cost_bytes=self.link.artifact_cost_bytes,
             sources=self.sources,
             verify=self._verify,
             answered=self._answered,
@@ -85,23 +110,24 @@ class Fetcher:
             tasks=tasks,
         )
 
-    async def pushed_artifact(
-        self, held_version: int, tasks: asyncio.TaskGroup, *, patience_s: float
+    async def next_artifact(
+        self, look: Callable[[], Awaitable[Position]], tasks: asyncio.TaskGroup
     ) -> Artifact | None:
-        """Return what a source chooses to send to the holder of a version, all of it in one round trip.
+        """Return what to fetch now; None: nothing. ``look`` says where the follower is now.
 
-        It was asked for in advance, or is asked for now; None: nothing comes in time.
+        On the way to the head the source chooses, and sends all of it in one round trip; what does not come
+        in time, or cannot be used, is asked for by name.
         """
-        prefetch = self._prefetch
-        if prefetch is None or prefetch.held_version != held_version or prefetch.is_spent:
-            self.prefetch(held_version, tasks, artifact_cost_bytes=self.link.artifact_cost_bytes)
+        position = await look()
+        if not (position.lets_choose and position.path()):
+            return position.next_artifact()
+        self.prefetch(position.held_version, tasks)
         assert self._prefetch is not None
-        manifest = await self._prefetch.answer(patience_s=patience_s)
-        return None if manifest is None else manifest.artifact
-
-    def give_up(self) -> None:
-        """Record that the fetch under way is dropped: a link silent for so long may be that long."""
-        self.link = self.link.silent(self.progress.silence_s(time.monotonic()))
+        chosen = await self._prefetch.answer(round_trip_s=self.link.round_trip_s)
+        position = await look()
+        if chosen is not None and position.can_start(chosen.key):
+            return chosen.artifact
+        return position.next_artifact()
 
     async def manifest(self, key: ArtifactKey) -> Manifest:
         """Return the manifest of an artifact, its signature and run verified.
@@ -109,42 +135,45 @@ class Fetcher:
         Raises RefusedError: UNKNOWN_VERSION; BAD_SIGNATURE and others of ``verify_signed``; MALFORMED, if it
         is the manifest of another artifact. ConnectionLost: after ``FetchLimits.attempts``.
         """
-        self.progress = Progress(time.monotonic())
-        manifest = None
-        if self._prefetch is not None and key.version > self._prefetch.held_version:
-            manifest = await self._prefetch.answer()
+        manifest = None if self._prefetch is None else self._prefetch.manifest
         if manifest is None or manifest.key != key:
             manifest = await self._asked_manifest(key)
         self.sources.signed(manifest)
-        self.progress.signed(manifest.size_bytes, now=time.monotonic())
         return manifest
 
     async def fetch(self, manifest: Manifest, frames: Iterable[int], put: PutFrame) -> None:
         """Hand each frame's payload to ``put``, in any order, several at a time.
 
+        After ``wind_up``, it returns without the frames that were not begun.
+
         Raises DamagedFrameError: a frame failed its digest ``attempts_per_damaged_frame`` times.
         RefusedError: the sources refuse for a reason that does not pass; UNKNOWN_VERSION: plan again.
         ConnectionLost: after ``attempts`` in a row without a byte.
         """
-        connections = self.sources.connections(self._reading(manifest.key).names())
-        lanes = min(self.limits.streams * connections, self.limits.most_streams)
+        names = self._reading(manifest.key).names()
+        lanes = min(self.limits.streams * self.sources.connections(names), self.limits.most_streams)
         frames = [frame for frame in frames if manifest.frames[frame].payload_bytes]
-        transfer = self._paused.take(manifest, frames, put)
-        transfer = transfer or self._begun(manifest, frames, put, lanes=lanes)
-        left_bytes = transfer.unasked.left_bytes
-        most_ranges = len(transfer.waiting) + -(-left_bytes // self.limits.least_range_bytes)
+        self._transfer = transfer = self._begun(manifest, frames, put, lanes=lanes)
+        most_ranges = len(transfer.waiting) + -(-transfer.unasked.left_bytes // self.limits.least_range_bytes)
+        rate = self._lane_bytes_per_s if len(names) == 1 else 0.0
+        readers = [self._lane(transfer, lanes=lanes, rate=rate) for _ in range(min(lanes, most_ranges))]
         try:
             async with side_by_side() as group:
-                for _ in range(min(lanes, most_ranges)):
-                    group.create_task(self._lane(transfer, lanes=lanes).run())
+                for lane in readers:
+                    group.create_task(lane.run())
         except NotTakenError as failure:
             raise failure.refusal from None
         finally:
-            transfer.pause()
-            if not transfer.is_over:
-                self._paused.keep(transfer)
-            took_s = self.progress.last_at_s - self.progress.first_at_s
-            self.link = self.link.carried(self.progress.arrived_bytes, took_s=took_s)
+            self._transfer = None
+            transfer.close()
+            self._lane_bytes_per_s = max((lane.bytes_per_s for lane in readers), default=0.0)
+            took_s = transfer.last_at_s - transfer.first_at_s
+            self.link = self.link.carried(transfer.arrived_bytes, took_s=took_s)
+
+    def wind_up(self) -> None:
+        """End the fetch under way once the frames begun are whole: something else is more urgent."""
+        if self._transfer is not None:
+            self._transfer.unasked.forget()
 
     async def fetch_into(self, assembly: Assembly, manifest: Manifest) -> None:
         """Fetch the frames that ``assembly`` lacks of the manifest's version.
@@ -174,15 +203,16 @@ class Fetcher:
                 fix="start from a keyframe or from the public base model",
             )
 
-    def _lane(self, transfer: Transfer, *, lanes: int) -> Lane:
+    def _lane(self, transfer: Transfer, *, lanes: int, rate: float) -> Lane:
         return Lane(
             transfer,
             sources=self.sources,
             attempts=self._reading(transfer.key),
-            arrived=lambda size_bytes: self.progress.arrived(size_bytes, now=time.monotonic()),
             metrics=self.metrics,
             limits=self.limits,
             lanes=lanes,
+            slow_s=max(self.limits.slow_s, _SLOW_ROUND_TRIPS * self.link.round_trip_s),
+            bytes_per_s=rate,
         )
 
     def _begun(self, manifest: Manifest, frames: Sequence[int], put: PutFrame, *, lanes: int) -> Transfer:
@@ -214,7 +244,7 @@ class Fetcher:
     async def _asked_manifest(self, key: ArtifactKey) -> Manifest:
         attempts = self._attempts(key, self.sources.candidates)
         while True:
-            name = self.sources.scores.choose(attempts.names())
+            name = self.sources.turns.next_of(attempts.names())
             try:
                 return await self._manifest_from(name, key)
             except (ConnectionLost, RefusedError) as error:

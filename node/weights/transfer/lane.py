@@ -3,7 +3,8 @@
 link cut, stream ended early, no byte for stall_s   continue at the byte where it stopped, or elsewhere
 a frame that fails its digest                       ask for this frame alone, from its first byte
 an answer nobody asked for, a wrong offset          set that source aside, continue elsewhere
-nothing left to ask for                             take over what a slower source would finish late
+a range that took longer than slow_s                set that source aside, if there are others
+a range that is not here after stall_s              the same, and continue elsewhere where it stopped
 
 Payloads are decoded in threads while the next are asked for and read.
 """
@@ -13,7 +14,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final
 
@@ -21,11 +22,11 @@ from heterorl.v1 import policy_pb2
 from node.errors import RefusedError
 from node.rpc.channel import ConnectionLost, classified
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.waits import wait_at_most
 from node.weights.format.manifest import DamagedFrameError
+from node.weights.transfer.attempts import Attempts
 from node.weights.transfer.ranges import Arrived, PutFrame, Range, Transfer
-from node.weights.transfer.source_scores import Fault
-from node.weights.transfer.sources import Attempts, ReadChunk, Sources
+from node.weights.transfer.source_turns import Fault
+from node.weights.transfer.sources import ReadChunk, Sources
 from node.wire.mapping import to_wire
 
 logger = logging.getLogger(__name__)
@@ -39,12 +40,6 @@ _GROWTH: Final = 4
 
 _RANGES_PER_LANE: Final = 2
 """Ranges that the rest is cut into at the end, so that all lanes end at about the same time."""
-
-_WORTH_TAKING_S: Final = 1.0
-"""A range is taken over from a slower source if that saves this much and halves the time."""
-
-_MOST_TAKEOVERS: Final = 2
-"""Most takeovers of one range: where every source waits for the same upstream, moving it gains nothing."""
 
 _MOST_DECODED: Final = min(4, os.cpu_count() or 1)
 """Messages of one lane being decoded at a time; one more waits."""
@@ -65,6 +60,9 @@ class FetchLimits:
     part_bytes: int = 16 << 10
     """Smallest part of a frame, and a lane's first request while nothing is known of the link."""
     stall_s: float = 20.0
+    slow_s: float = 2.0
+    """A range is to take half a second. Only one of a source below 8 KiB/s a lane, or whose rate fell by so
+    much meanwhile, takes longer."""
     attempts: int = 8
     """In a row without a byte, for each source: with the waits between about 10 s, at most 20 s."""
     longest_wait_s: float = 5.0
@@ -88,11 +86,13 @@ class Lane:
     _: KW_ONLY
     sources: Sources
     attempts: Attempts
-    arrived: Callable[[int], None]
-    """Told how many bytes came."""
     metrics: TransferMetrics
     limits: FetchLimits
     lanes: int
+    slow_s: float
+    """How long a range may take before its source is set aside."""
+    bytes_per_s: float = 0.0
+    """Goodput of the last range; before the first as it is to be expected. 0: not known."""
     _decoding: deque[asyncio.Task[None]] = field(default_factory=deque, init=False)
 
     async def run(self) -> None:
@@ -107,71 +107,60 @@ class Lane:
             await asyncio.gather(*self._decoding, return_exceptions=True)
 
     async def _read_ranges(self) -> None:
-        transfer, scores = self.transfer, self.sources.scores
-        bytes_per_s: float | None = None
-        asked_bytes = 0
+        transfer, asked_bytes = self.transfer, 0
         while True:
             transfer.changed.clear()
             self._look_at_decoding()
             if transfer.is_over:
                 return
             names = self.attempts.names()
-            if bytes_per_s is None:
-                bytes_per_s = max((scores.bytes_per_s(name) or 0.0 for name in names), default=0.0)
-            span = transfer.take(self._enough_bytes(bytes_per_s, asked_bytes)) or self._take_over(names)
+            span = transfer.take(self._enough_bytes(asked_bytes, is_only=len(names) == 1))
             if span is None:
-                await wait_at_most(transfer.changed, _WORTH_TAKING_S)
+                await transfer.changed.wait()
                 continue
             asked_bytes = span.left_bytes(transfer.manifest)
             if span.stream is None:
                 others = [name for name in names if name not in span.avoid]
-                span.source = scores.choose(others or names)
+                span.source = self.sources.turns.next_of(others or names)
             source = span.source
             try:
-                bytes_per_s = await self._read(span)
+                await self._read(span, can_leave=self._can_leave(source, names))
                 transfer.leave(span)
             except DamagedFrameError:
                 raise
             except (ConnectionLost, RefusedError) as error:
                 transfer.leave(span)
-                if span.frames:  # else it was taken over
+                if span.frames:
                     span.avoid = frozenset({source})
                     transfer.give_back(span)
-                    await self.attempts.wait_after(source, error)
+                await self.attempts.wait_after(source, error)
 
-    def _enough_bytes(self, bytes_per_s: float, asked_bytes: int) -> int:
-        """Return how much to ask for after ``asked_bytes``, at such a goodput."""
+    def _can_leave(self, source: str, names: Iterable[str]) -> bool:
+        """Return whether a range could be read from elsewhere; a hub stands in for its bucket."""
+        others = (name for name in names if name != source)
+        return self.sources.is_bucket(source) or any(map(self.sources.is_standing, others))
+
+    def _enough_bytes(self, asked_bytes: int, *, is_only: bool) -> int:
+        """Return how much to ask for after ``asked_bytes``; ``is_only``: there is one source."""
         if self.lanes == 1:
             return self.limits.range_bytes
-        if not bytes_per_s:
+        if not self.bytes_per_s:
             return self.limits.part_bytes  # so little that the first frames are complete very soon
-        wanted_bytes = min(int(_RANGE_S * bytes_per_s), self.limits.range_bytes)
+        wanted_bytes = min(int(_RANGE_S * self.bytes_per_s), self.limits.range_bytes)
         # At the end half as much, but no less: that would be waiting for answers rather than reading.
         share_bytes = self.transfer.unasked.left_bytes // (_RANGES_PER_LANE * self.lanes)
         enough_bytes = min(wanted_bytes, max(share_bytes, wanted_bytes // 2))
-        enough_bytes = max(enough_bytes, self.limits.least_range_bytes)
+        # A slow one of several sources would be waited for at the end.
+        least_bytes = self.limits.least_range_bytes
+        least_bytes = least_bytes if is_only else max(min(least_bytes, wanted_bytes), self.limits.part_bytes)
+        enough_bytes = max(enough_bytes, least_bytes)
         return min(enough_bytes, _GROWTH * asked_bytes) if asked_bytes else enough_bytes
 
-    def _take_over(self, names: Iterable[str]) -> Range | None:
-        """Remove and return a range of a lane that another source would overtake; None: there is none."""
-        now = time.monotonic()
-        for slow in self.transfer.reading:
-            known = (self.sources.scores.bytes_per_s(name) for name in names if name != slow.source)
-            best = max((rate for rate in known if rate), default=None)
-            read_s = now - slow.started_s
-            may_be_taken = slow.frames and slow.deadline is not None and slow.times_taken < _MOST_TAKEOVERS
-            if best is None or not may_be_taken or read_s < _WORTH_TAKING_S:
-                continue
-            left_bytes = slow.left_bytes(self.transfer.manifest)
-            here_s, there_s = left_bytes * read_s / max(slow.read_bytes, 1), left_bytes / best
-            if here_s - there_s > _WORTH_TAKING_S and there_s < here_s / 2:
-                return self.transfer.take_over(slow)
-        return None
+    async def _read(self, span: Range, *, can_leave: bool) -> None:
+        """Read one stream. However it ends, what arrived has left the range.
 
-    async def _read(self, span: Range) -> float:
-        """Read one stream and return its goodput, bytes a second; 0: the source sent it unasked.
-
-        However it ends, what arrived has left the range.
+        Raises ConnectionLost: it was cut, or no byte came for ``stall_s``; with ``can_leave`` also where the
+        range is not here by then.
         """
         transfer = self.transfer
         request = policy_pb2.FetchFramesRequest(
@@ -180,37 +169,37 @@ class Lane:
             first_offset_bytes=span.next_bytes,
             end_offset_bytes=span.end_bytes,
         )
-        span.started_s, span.read_bytes = time.monotonic(), 0
+        began_s, read_bytes = time.monotonic(), 0
         pushed, span.stream = span.stream, None
         async with self.sources.chunks(span.source, request, transfer.manifest, pushed=pushed) as read:
-            try:
-                while span.frames:
-                    chunk = await self._next(read, span)
-                    data = chunk.data  # each look at the field is a copy
-                    self.metrics.count_received(transfer.key, len(data))
-                    self.arrived(len(data))
-                    arrived = transfer.arrive(span, chunk.frame, chunk.offset_bytes, data)
-                    self.attempts.reset()
-                    span.read_bytes += len(data)
-                    if arrived:
-                        await self._begin_decoding(arrived)
-            finally:
-                took_s = time.monotonic() - span.started_s
-                if span.read_bytes and pushed is None:  # what was pushed may have waited here for long
-                    self.sources.scores.delivered(span.source, span.read_bytes, took_s=took_s)
-        return span.read_bytes / max(took_s, 1e-6) if pushed is None else 0.0
+            while span.frames:
+                waits_s = self.limits.stall_s - (time.monotonic() - began_s if can_leave else 0.0)
+                chunk = await self._next(read, waits_s=waits_s)
+                data = chunk.data  # each look at the field is a copy
+                self.metrics.count_received(transfer.key, len(data))
+                arrived = transfer.arrive(span, chunk.frame, chunk.offset_bytes, data)
+                self.attempts.reset()
+                read_bytes += len(data)
+                if arrived:
+                    await self._begin_decoding(arrived)
+        took_s = time.monotonic() - began_s
+        if pushed is not None:  # it may have waited here for long
+            return
+        self.bytes_per_s = read_bytes / max(took_s, 1e-6)
+        if took_s <= self.slow_s or not can_leave:
+            self.sources.turns.delivered(span.source)
+        elif self.sources.is_standing(span.source):
+            self.sources.fault(span.source, Fault.SLOW, f"{read_bytes} bytes took {took_s:.3g} s")
 
-    async def _next(self, read: ReadChunk, span: Range) -> Any:
+    async def _next(self, read: ReadChunk, *, waits_s: float) -> Any:
         try:
             with classified():
-                async with asyncio.timeout(self.limits.stall_s) as span.deadline:
+                async with asyncio.timeout(waits_s):
                     message = await read()
         except TimeoutError:
-            raise ConnectionLost(f"no byte arrived for {self.limits.stall_s:g} s") from None
-        finally:
-            span.deadline = None
-        if not span.frames:
-            raise ConnectionLost("the range was taken over")
+            raise ConnectionLost(
+                f"the range is not here {self.limits.stall_s:g} s after it was due"
+            ) from None
         if not isinstance(message, policy_pb2.FetchFramesResponse | policy_pb2.AwaitArtifactResponse):
             raise ConnectionLost("the stream ended before the last frame")
         return message

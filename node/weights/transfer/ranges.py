@@ -1,16 +1,17 @@
 """The ranges of one fetch: those waiting for a lane, those being read, and the payloads they have brought.
 
 unasked --cut--> waiting --take--> read by one lane --all of it arrived--> gone
-                    ^                 |        |
-                    `-- give_back ----'        `-- take_over: another lane continues where it is
+                    ^                 |
+                    `-- give_back ----'
 
 A range is several frames, or a part of one: a large frame travels over several connections at once,
 so that a relay can verify and forward it after a fraction of a second on any link.
 """
 
 import asyncio
+import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -19,13 +20,9 @@ import grpc.aio
 from node import limits
 from node.policy import ArtifactKey
 from node.rpc.channel import ConnectionLost
-from node.telemetry.transfer_metrics import TransferMetrics
 from node.weights.format.manifest import Manifest
 
 _SMALL_BYTES: Final = 4096
-
-_MOST_PAUSED: Final = 2
-"""A relay interrupts a keyframe for every new step. Each transfer holds its ranges and partial frames."""
 
 ChunkStream: TypeAlias = grpc.aio.UnaryStreamCall[Any, Any]
 """Messages with ``frame``, ``offset_bytes`` and ``data``: of FetchFrames or, unasked, of AwaitArtifact."""
@@ -59,12 +56,6 @@ class Range:
     """Where the range ends in the payload of its only frame; 0: the range is whole frames."""
     avoid: frozenset[str] = frozenset()
     source: str = ""
-    deadline: asyncio.Timeout | None = None
-    """Stall limit of the read under way."""
-    started_s: float = 0.0
-    read_bytes: int = 0
-    """Since then, from the current source."""
-    times_taken: int = 0
     stream: ChunkStream | None = None
     """Already open: ``source`` sends these frames without being asked."""
 
@@ -89,8 +80,11 @@ class Unasked:
         self._at_bytes = 0
         self.left_bytes = sum(manifest.frames[frame].payload_bytes for frame in self._frames)
 
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._frames)
+    def forget(self) -> None:
+        """Leave the frames out that no part was cut from."""
+        kept = 1 if self._at_bytes else 0
+        while len(self._frames) > kept:
+            self.left_bytes -= self._manifest.frames[self._frames.pop()].payload_bytes
 
     def cut(self, enough_bytes: int) -> Range | None:
         """Return the next range, of about ``enough_bytes``; None: nothing is left."""
@@ -166,6 +160,10 @@ class Transfer:
     decoding: int = field(default=0, init=False)
     """Messages being decoded: each may give a damaged frame back."""
     damaged: Counter[int] = field(default_factory=Counter, init=False)
+    arrived_bytes: int = field(default=0, init=False)
+    first_at_s: float = field(default=0.0, init=False)
+    last_at_s: float = field(default=0.0, init=False)
+    """When the first and the last bytes arrived, by ``time.monotonic``."""
     changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _partial: dict[int, _Partial] = field(default_factory=dict, init=False)
 
@@ -178,23 +176,10 @@ class Transfer:
         """Whether nothing is left to read, or can still be given back."""
         return not (self.waiting or self.reading or self.decoding or self.unasked.left_bytes)
 
-    @property
-    def frames(self) -> set[int]:
-        """The frames not handed over yet; valid while paused."""
-        return {frame for span in self.waiting for frame in span.frames} | {*self._partial, *self.unasked}
-
-    @property
-    def held_bytes(self) -> int:
-        """Memory of incomplete payloads."""
-        return sum(len(piece) for partial in self._partial.values() for piece in partial.pieces.values())
-
-    def pause(self) -> None:
-        """Stop reading, and keep what has arrived for whoever continues."""
-        self.waiting.extend(span for span in self.reading if span.frames)
-        self.reading.clear()
+    def close(self) -> None:
+        """End the streams that no lane reads."""
         for span in self.waiting:
             span.cancel_stream()
-        self.put = _taken_by_nobody  # the receiver may hold a whole model in memory
 
     def take(self, enough_bytes: int) -> Range | None:
         """Return a range to read, a new one of about ``enough_bytes``; None: none is left.
@@ -223,6 +208,9 @@ class Transfer:
         room_bytes = span.left_bytes(self.manifest)
         if len(data) > room_bytes:
             raise LyingSourceError(f"{span.source} sent {len(data)} bytes where {room_bytes} were due")
+        self.last_at_s = time.monotonic()
+        self.first_at_s = self.last_at_s if not self.arrived_bytes else self.first_at_s
+        self.arrived_bytes += len(data)
         arrived, at = [], 0
         while at < len(data):
             frame, start = span.frames[0], span.next_bytes
@@ -248,21 +236,6 @@ class Transfer:
         del self._partial[frame]
         return Arrived(frame, partial.joined(), frozenset(partial.senders))
 
-    def take_over(self, slow: Range) -> Range:
-        """Move what is left of a range to a new one; empty the old one."""
-        span = Range(
-            slow.frames,
-            slow.next_bytes,
-            slow.end_bytes,
-            avoid=frozenset({slow.source}),
-            times_taken=slow.times_taken + 1,
-        )
-        slow.frames = deque()
-        if slow.deadline is not None:
-            slow.deadline.reschedule(0.0)
-        self.reading.add(span)
-        return span
-
     def give_back(self, span: Range) -> None:
         self.waiting.append(span)
         self.changed.set()
@@ -274,40 +247,3 @@ class Transfer:
     def leave(self, span: Range) -> None:
         self.reading.discard(span)
         self.changed.set()
-
-
-def _taken_by_nobody(frame: int, payload: bytes) -> None:
-    raise RuntimeError(f"frame {frame} arrived while its transfer was paused")
-
-
-class PausedTransfers:
-    """Interrupted transfers, with what had arrived of each, to be continued; the oldest goes first."""
-
-    def __init__(self, metrics: TransferMetrics) -> None:
-        self._metrics = metrics
-        self._transfers: dict[ArtifactKey, Transfer] = {}
-
-    def keep(self, transfer: Transfer) -> None:
-        """Keep a paused transfer, instead of an earlier one of the same artifact."""
-        self._drop(transfer.key)
-        self._transfers[transfer.key] = transfer
-        self._metrics.add_paused_bytes(transfer.held_bytes)
-        while len(self._transfers) > _MOST_PAUSED:
-            self._drop(next(iter(self._transfers)))
-
-    def take(self, manifest: Manifest, frames: Collection[int], put: PutFrame) -> Transfer | None:
-        """Return the transfer of exactly these frames, now with ``put``; None: there is none.
-
-        A transfer of other frames of the artifact is forgotten.
-        """
-        transfer = self._drop(manifest.key)
-        if transfer is None or transfer.manifest != manifest or transfer.frames != set(frames):
-            return None
-        transfer.put = put
-        return transfer
-
-    def _drop(self, key: ArtifactKey) -> Transfer | None:
-        transfer = self._transfers.pop(key, None)
-        if transfer is not None:
-            self._metrics.add_paused_bytes(-transfer.held_bytes)
-        return transfer

@@ -1,7 +1,7 @@
 """The hubs and relays a peer takes policy versions from, with their buckets: connections, and announcements.
 
-One watch per source, each reconnecting for ever. ``SourceScores`` merges what they announce, and decides
-whom to ask for the next range and who is set aside.
+One watch per source, each reconnecting for ever. ``SourceTurns`` merges what they announce, and decides
+whose turn it is and who is set aside.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import grpc.aio
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
 from node import limits
 from node.clock import Clock
-from node.errors import Reason, Recovery, RefusedError
+from node.errors import RefusedError
 from node.policy import Announcement, ArtifactKey
 from node.rpc.address import is_loopback, split_target, split_targets
 from node.rpc.channel import Backoff, Caller, ConnectionLost, Purpose, classified, dial
@@ -27,8 +27,8 @@ from node.waits import wait_at_most
 from node.weights.format.manifest import Manifest
 from node.weights.transfer.bucket_reader import CONNECTIONS as BUCKET_CONNECTIONS
 from node.weights.transfer.bucket_reader import BucketReader
-from node.weights.transfer.ranges import ChunkStream, LyingSourceError
-from node.weights.transfer.source_scores import Fault, SourceScores, bucket_of
+from node.weights.transfer.ranges import ChunkStream
+from node.weights.transfer.source_turns import Fault, SourceTurns, bucket_of
 from node.wire.mapping import from_wire
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ ReadChunk: TypeAlias = Callable[[], Awaitable[Any]]
 @dataclass(frozen=True, slots=True, eq=False)
 class Source:
     address: str
-    """Also its name, for people and for the scores. A hub of several coordinators has all of theirs."""
+    """Also its name, for people and among sources. A hub of several coordinators has all of theirs."""
     control: grpc.aio.Channel
     """Announcements never wait behind weights."""
     bulk: tuple[grpc.aio.Channel, ...]
@@ -100,7 +100,7 @@ class Sources:
         """Ask ``sources``, at least one; ``last_resort`` only once they have all been behind it for long."""
         everyone = [*sources, *([] if last_resort is None else [last_resort])]
         self._sources = {source.address: source for source in everyone}
-        self.scores = SourceScores(
+        self.turns = SourceTurns(
             [source.address for source in sources],
             last_resort=None if last_resort is None else last_resort.address,
         )
@@ -135,7 +135,7 @@ class Sources:
         try:
             while True:
                 self._changed.clear()
-                announcement = self.scores.announcement(self._clock.monotonic())
+                announcement = self.turns.announcement(self._clock.monotonic())
                 if announcement is not None and announcement != told:
                     told = announcement
                     yield announcement
@@ -152,24 +152,27 @@ class Sources:
 
     def candidates(self, key: ArtifactKey) -> tuple[str, ...]:
         """Return the addresses to ask for an artifact; none: no source has it any more."""
-        return self.scores.candidates(key, now=self._clock.monotonic())
+        return self.turns.candidates(key, now=self._clock.monotonic())
 
     def readable(self, key: ArtifactKey) -> tuple[str, ...]:
         """Return whom to read an artifact's frames from: hubs, or their buckets."""
-        return self.scores.readable(key, now=self._clock.monotonic())
+        return self.turns.readable(key, now=self._clock.monotonic())
 
     def is_standing(self, name: str) -> bool:
         """Return whether a source is not set aside."""
-        return self.scores.is_standing(name, now=self._clock.monotonic())
+        return self.turns.is_standing(name, now=self._clock.monotonic())
+
+    def is_bucket(self, name: str) -> bool:
+        return name in self._buckets
 
     def preferred(self) -> "tuple[str, policy_pb2_grpc.PolicyServiceAsyncStub]":
         """Return whom to ask for what no source has yet, on the connection that TCP has measured by now."""
-        name = self.scores.choose(self.scores.standing(now=self._clock.monotonic()))
+        name = self.turns.next_of(self.turns.standing(now=self._clock.monotonic()))
         return name, self._connections[name][0].stub
 
     def push_bytes(self, name: str) -> int:
         """Return how many payload bytes a hub is to send without a request."""
-        has_bucket = self.scores.has_bucket(name, now=self._clock.monotonic())
+        has_bucket = self.turns.has_bucket(name, now=self._clock.monotonic())
         return limits.DIRECT_BYTES if has_bucket else limits.PUSH_BYTES
 
     def connections(self, names: Iterable[str]) -> int:
@@ -186,12 +189,12 @@ class Sources:
     ) -> AsyncIterator[ReadChunk]:
         """Read frames from a hub or a bucket while the body runs; ``pushed``: a hub sends them already."""
         if (bucket := self._buckets.get(name)) is not None:
-            self.scores.take_lane(name)
+            self.turns.take_lane(name)
             try:
                 async with aclosing(bucket.chunks(request, manifest)) as chunks:
                     yield lambda: anext(chunks, None)
             finally:
-                self.scores.leave_lane(name)
+                self.turns.leave_lane(name)
             return
         with self.lane(name) as stub:
             stream: ChunkStream = pushed or stub.FetchFrames(request)
@@ -208,27 +211,27 @@ class Sources:
         """
         connection = min(self._connections[name], key=lambda connection: connection.lanes)
         connection.lanes += 1
-        self.scores.take_lane(name)
+        self.turns.take_lane(name)
         try:
             yield connection.stub
         finally:
             connection.lanes -= 1
-            self.scores.leave_lane(name)
+            self.turns.leave_lane(name)
 
     def lacks(self, name: str, key: ArtifactKey) -> None:
-        self.scores.lacks(name, key)
+        self.turns.lacks(name, key)
         self._changed.set()
 
     def signed(self, manifest: Manifest) -> None:
         """Record a verified manifest; set aside every source that announced something else."""
-        for name in self.scores.signed(manifest):
+        for name in self.turns.signed(manifest):
             self.fault(
                 name, Fault.LIED, f"announced another root or size than signed for version {manifest.version}"
             )
 
     def fault(self, name: str, fault: Fault, what: str) -> None:
         """Set a source aside, and count it."""
-        self.scores.fault(name, fault, now=self._clock.monotonic())
+        self.turns.fault(name, fault, now=self._clock.monotonic())
         self._metrics.count_source_fault(fault.value)
         level = logging.DEBUG if fault is Fault.LOST else logging.WARNING
         logger.log(level, "source set aside", extra={"source": name, "fault": fault.value, "detail": what})
@@ -236,14 +239,14 @@ class Sources:
 
     async def _watch(self, source: Source) -> None:
         def lost(error: ConnectionLost | RefusedError | None = None) -> None:
-            self.scores.lost(source.address)
+            self.turns.lost(source.address)
             if source.hub is not None and error is not None:
                 source.hub.move_on_after(error)
             self._changed.set()
 
         try:
             async for announcement in watch_versions(source.control, random=self._random, lost=lost):
-                if not self.scores.heard(source.address, self._with_bucket_if_possible(announcement)):
+                if not self.turns.heard(source.address, self._with_bucket_if_possible(announcement)):
                     self.fault(source.address, Fault.LIED, "announced another root or size than was signed")
                 self._changed.set()
         finally:
@@ -265,71 +268,6 @@ class Sources:
             fix = "pip install 'heterorl-node[objects]'"
             logger.warning("a bucket is not used: httpx is not installed", extra={"fix": fix})
         return replace(announcement, in_bucket=())
-
-
-class Attempts:
-    """Failures in a row, bounded for each source. Progress begins the count anew."""
-
-    def __init__(
-        self,
-        key: ArtifactKey,
-        *,
-        sources: Sources,
-        candidates: Callable[[ArtifactKey], tuple[str, ...]],
-        per_source: int,
-        backoff: Backoff,
-    ) -> None:
-        """Begin with no failure; ``candidates`` says whom to ask: ``sources.candidates`` or ``.readable``."""
-        self._key = key
-        self._sources = sources
-        self._candidates = candidates
-        self._limit = per_source * len(sources)
-        self._backoff = backoff
-        self._failed = 0
-
-    def names(self) -> tuple[str, ...]:
-        """Return the sources that may have the artifact, at least one.
-
-        Raises RefusedError: UNKNOWN_VERSION: nobody has it any more.
-        """
-        names = self._candidates(self._key)
-        if not names:
-            raise RefusedError(
-                Reason.UNKNOWN_VERSION,
-                f"no source has version {self._key.version} from {self._key.base_version} any more",
-                fix="plan again from a new announcement",
-            )
-        return names
-
-    def reset(self) -> None:
-        self._failed = 0
-        self._backoff.reset()
-
-    async def wait_after(self, name: str, error: ConnectionLost | RefusedError) -> None:
-        """Set a source aside; return when it is time to try again.
-
-        Raises ConnectionLost, RefusedError: ``error``, if trying again will not help, or not any more.
-        """
-        passes = not isinstance(error, RefusedError) or error.reason.recovery is Recovery.WAIT
-        if isinstance(error, RefusedError) and error.reason is Reason.UNKNOWN_VERSION:
-            self._sources.lacks(name, self._key)
-        else:
-            self._sources.fault(name, _fault(error, passes=passes), str(error))
-        others = [other for other in self._candidates(self._key) if other != name]
-        self._failed += 1
-        if not (passes or others) or self._failed >= self._limit:
-            raise error
-        logger.debug("trying again", extra={"error": str(error), "failed": self._failed})
-        if not any(map(self._sources.is_standing, self._candidates(self._key))):
-            await self._backoff.wait()
-
-
-def _fault(error: ConnectionLost | RefusedError, *, passes: bool) -> Fault:
-    if isinstance(error, LyingSourceError):
-        return Fault.LIED
-    if passes or not isinstance(error, RefusedError):
-        return Fault.LOST
-    return Fault.REFUSED if error.is_remote else Fault.LIED
 
 
 async def watch_versions(

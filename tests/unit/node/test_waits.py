@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from node.waits import run_until, side_by_side
+from node.waits import run_until, side_by_side, while_it_may
 
 
 async def test_work_that_ends_by_itself_ends_the_wait() -> None:
@@ -85,3 +85,46 @@ async def test_the_first_failure_side_by_side_is_raised_as_it_is_and_leaves_no_c
     with pytest.raises(TimeoutError):  # as before Python 3.11.3, it would be CancelledError
         async with asyncio.timeout(0.001):
             await asyncio.Event().wait()
+
+
+async def test_work_goes_on_while_it_may_and_is_cleaned_up_before_its_end_is_told() -> None:
+    changed, asked, cleaned = asyncio.Event(), 0, False
+
+    async def may_go_on() -> bool:
+        nonlocal asked
+        asked += 1
+        changed.set()
+        return asked < 3
+
+    async def work() -> str:
+        nonlocal cleaned
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            cleaned = True
+        return "never"
+
+    changed.set()
+    assert await while_it_may(work(), changed=changed, may_go_on=may_go_on) is None
+    assert (asked, cleaned) == (3, True)
+
+
+@pytest.mark.parametrize("error", [None, LookupError("gone")])
+async def test_what_work_returns_or_raises_is_told_without_asking_whether_it_may_go_on(
+    error: Exception | None,
+) -> None:
+    async def never() -> bool:
+        raise AssertionError
+
+    async def work() -> str:
+        if error is not None:
+            raise error
+        return "done"
+
+    doing = while_it_may(work(), changed=asyncio.Event(), may_go_on=never)
+    if error is None:
+        assert await doing == "done"
+    else:
+        with pytest.raises(LookupError):
+            await doing

@@ -22,14 +22,13 @@ KEYFRAME = artifact(8, NO_BASE, 100)
 def test_nothing_is_copied_before_anything_is_announced() -> None:
     state = MirrorState(own=STEPS[:2])
     assert state.next_artifact() is None
-    assert (state.head_version, state.held_version, state.behind_versions) == (PUBLIC_VERSION, 2, 0)
+    assert (state.head_version, state.held_version) == (PUBLIC_VERSION, 2)
 
 
 def test_the_head_comes_before_the_keyframe() -> None:
     state = MirrorState(own=STEPS[:6]).announced(announcement(8, *STEPS, KEYFRAME))
     assert state.path() == STEPS[6:]
     assert state.next_artifact() == STEPS[6]
-    assert state.behind_versions == 2
 
 
 def test_at_the_head_the_keyframe_is_copied_for_late_joiners() -> None:
@@ -64,18 +63,3 @@ def test_only_what_starts_from_what_is_stored_and_leads_further_can_be_started()
     assert state.can_start(KEYFRAME.key)
     assert not state.can_start(ArtifactKey(6, 5))
     assert not state.can_start(ArtifactKey(4, NO_BASE))
-
-
-def test_an_artifact_is_useless_once_the_cheapest_way_goes_past_it() -> None:
-    state = MirrorState(own=STEPS[:4]).announced(announcement(6, *STEPS[:6]))
-    shortcut = artifact(8, 4, 2)
-    assert not state.is_useless(ArtifactKey(5, 4))
-    past_it = state.announced(announcement(8, *STEPS, shortcut))
-    assert past_it.path() == (shortcut,)
-    useless = {
-        ArtifactKey(5, 4): True,
-        ArtifactKey(8, 7): True,
-        ArtifactKey(3, NO_BASE): True,
-        ArtifactKey(9, 8): False,  # a source sent it before it was announced
-    }
-    assert {key: past_it.is_useless(key) for key in useless} == useless

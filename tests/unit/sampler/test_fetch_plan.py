@@ -82,25 +82,6 @@ def test_a_hub_that_is_behind_changes_nothing() -> None:
     assert next_key(holding(5, announcement(4, (4, NO_BASE, 10)))) is None
 
 
-def test_a_fetch_that_a_keyframe_made_needless_is_useless() -> None:
-    state = holding(0, announcement(1, (1, 0, 10)))
-    assert not state.is_useless(ArtifactKey(1, 0))
-    state = replace(state, announcement=announcement(9, (1, 0, 10), (9, 1, 90), (9, NO_BASE, 40)))
-    assert state.is_useless(ArtifactKey(1, 0))
-
-
-def test_a_fetch_whose_rest_costs_as_much_as_another_way_is_useless() -> None:
-    state = holding(0, announcement(9, (9, 1, 40), (9, NO_BASE, 40)))
-    assert state.is_useless(ArtifactKey(1, 0))
-
-
-def test_an_artifact_sent_before_it_is_announced_is_not_useless() -> None:
-    state = holding(5, announcement(9, (9, 5, 10)))
-    assert not state.is_useless(ArtifactKey(10, 5))
-    assert state.is_useless(ArtifactKey(8, 5))
-    assert holding(9, announcement(9)).is_useless(ArtifactKey(9, NO_BASE))
-
-
 def test_a_version_of_unknown_words_is_not_made_again() -> None:
     unknown = FetchPlan(PolicyVersion(1))
     assert next_key(replace(unknown, announcement=announcement(1, (1, 0, 10)))) is None
@@ -125,21 +106,6 @@ def test_an_artifact_can_start_from_a_base_that_is_here(version: int, base: int,
     assert not replace(holding(5), unusable=frozenset({key})).can_start(key)
 
 
-def test_a_fetch_that_newer_deltas_build_on_is_finished() -> None:
-    state = holding(0, announcement(3, (1, 0, 10), (2, 1, 10), (3, 2, 10), (3, NO_BASE, 100)))
-    assert not state.is_useless(ArtifactKey(1, 0))
-
-
-def test_a_fetch_that_leads_nowhere_any_more_is_useless() -> None:
-    state = holding(1, announcement(3, (2, 1, 10), (3, 2, 10)))
-    assert not state.is_useless(ArtifactKey(2, 1))
-    assert replace(state, announcement=announcement(3, (2, 1, 10), (3, 1, 100))).is_useless(ArtifactKey(2, 1))
-
-
-def test_a_delta_without_bytes_is_not_useless() -> None:
-    assert not holding(0, announcement(1, (1, 0, 0))).is_useless(ArtifactKey(1, 0))
-
-
 @given(
     head=st.integers(1, 12),
     edges=st.lists(st.tuples(st.integers(1, 12), st.integers(-1, 11), st.integers(0, 50)), max_size=30),
@@ -151,7 +117,6 @@ def test_following_the_plan_only_ever_goes_up_and_ends(head: int, edges: list[tu
         assert artifact.key.base_version in (seen[-1], NO_BASE)
         seen.append(artifact.key.version)
         assert seen[-1] > seen[-2]
-        assert not state.is_useless(artifact.key)
         state = replace(state, held=version(artifact.key.version))
     assert seen[-1] in (0, head)
 

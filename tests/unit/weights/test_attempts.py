@@ -9,9 +9,9 @@ import pytest
 from node.errors import Reason, RefusedError
 from node.policy import ArtifactKey
 from node.rpc.channel import REASON_KEY, Backoff, ConnectionLost, classify
+from node.weights.transfer.attempts import Attempts
 from node.weights.transfer.ranges import LyingSourceError
-from node.weights.transfer.source_scores import Fault
-from node.weights.transfer.sources import Attempts
+from node.weights.transfer.source_turns import Fault
 
 
 class FakeSources:

@@ -1,4 +1,4 @@
-"""Ranges of a fetch: cut anywhere, read in any order, paused and resumed; every byte is asked for once."""
+"""Ranges of a fetch: cut anywhere, read in any order; every byte is asked for once."""
 
 import itertools
 from collections import deque
@@ -6,14 +6,10 @@ from collections import deque
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry
 
 from node import limits
-from node.telemetry.transfer_metrics import TransferMetrics
-from node.weights.transfer.ranges import LyingSourceError, PausedTransfers, Range, Transfer, Unasked
+from node.weights.transfer.ranges import LyingSourceError, Range, Transfer, Unasked
 from support.weights import manifest_of_sizes as manifest
-
-SIZES = (4, 9, 6)
 
 
 def transfer_of(sizes: list[int], span: Range) -> Transfer:
@@ -50,7 +46,6 @@ def test_however_frames_are_cut_into_ranges_every_byte_is_asked_for_once_and_fra
     assert sorted((each.frame, each.payload) for each in whole) == list(enumerate(payloads))
     assert all(each.senders <= {"a", "b"} for each in whole)
     assert transfer.is_over
-    assert transfer.held_bytes == 0
 
 
 @given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=20), data=st.data())
@@ -66,7 +61,6 @@ def test_payloads_cut_into_any_chunks_are_put_together_again(sizes: list[int], d
     assert [(each.frame, each.payload) for each in arrived] == list(enumerate(payloads))
     assert all(each.senders == {"hub"} for each in arrived)
     assert not span.frames
-    assert transfer.held_bytes == 0
 
 
 def test_small_and_large_pieces_of_a_payload_from_several_ranges_are_joined_in_order() -> None:
@@ -83,20 +77,6 @@ def test_small_and_large_pieces_of_a_payload_from_several_ranges_are_joined_in_o
     assert [each.payload for each in arrived] == [payload]
 
 
-def test_what_is_left_of_a_range_that_is_taken_over_is_read_from_another_source() -> None:
-    slow = Range(deque([0, 1]), source="slow")
-    transfer = transfer_of([4, 3], slow)
-    assert transfer.arrive(slow, 0, 0, b"ab") == []
-    span = transfer.take_over(slow)
-    span.source = "fast"
-    assert not slow.frames
-    assert span.avoid == {"slow"}
-    assert span.left_bytes(transfer.manifest) == 5
-    first, second = transfer.arrive(span, 0, 2, b"cdxyz")
-    assert (first.payload, first.senders) == (b"abcd", frozenset({"slow", "fast"}))
-    assert (second.payload, second.senders) == (b"xyz", frozenset({"fast"}))
-
-
 @pytest.mark.parametrize(
     ("frame", "offset_bytes", "data"),
     [(1, 0, b"x"), (0, 1, b"x"), (0, 0, b""), (0, 0, b"x" * 8), (0, 0, b"x" * (limits.CHUNK_BYTES + 1))],
@@ -108,60 +88,18 @@ def test_a_chunk_that_was_not_due_is_a_lie(frame: int, offset_bytes: int, data: 
         transfer_of([3, 4], span).arrive(span, frame, offset_bytes, data)
 
 
-class Kept:
-    """Kept ranges, and what the metrics say of them."""
-
-    def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        self.paused = PausedTransfers(TransferMetrics(self._registry))
-
-    @property
-    def size_bytes(self) -> float | None:
-        return self._registry.get_sample_value("heterorl_node_unfinished_fetch_bytes")
-
-    def take(self, version: int, *frames: int) -> Transfer | None:
-        return self.paused.take(manifest(SIZES, version=version), frames, lambda *_: None)
-
-
-def paused(version: int) -> Transfer:
-    """Return a transfer that has the first five bytes of frame 1, three of them as a part; nothing else."""
-    unasked = Unasked(manifest(SIZES, version=version), [2], part_bytes=None)
-    part, rest = Range(deque([1]), 0, 3, source="hub"), Range(deque([1]), 3, 9, source="hub")
-    transfer = Transfer(manifest(SIZES, version=version), lambda *_: None, deque(), unasked)
-    transfer.reading |= {part, rest}
-    assert transfer.arrive(part, 1, 0, b"abc") == []
-    assert transfer.arrive(rest, 1, 3, b"de") == []
-    transfer.pause()
-    return transfer
-
-
-def test_a_fetch_of_the_same_frames_goes_on_and_the_gauge_says_what_is_kept_until_then() -> None:
-    kept, transfer = Kept(), paused(1)
-    kept.paused.keep(transfer)
-    assert kept.size_bytes == 5
-    assert kept.take(1, 1, 2) is transfer
-    assert kept.size_bytes == 0
-    assert kept.take(1, 1, 2) is None
-    span = transfer.take(100)
-    assert span is not None
-    assert list(span.frames) == [2]
-    span = transfer.take(100)
-    assert span is not None
-    assert [each.payload for each in transfer.arrive(span, 1, 5, b"fghi")] == [b"abcdefghi"]
-
-
-def test_what_was_kept_for_other_frames_is_forgotten() -> None:
-    kept = Kept()
-    kept.paused.keep(paused(1))
-    assert kept.take(1, 0, 1, 2) is None
-    assert kept.size_bytes == 0
-    assert kept.take(1, 1, 2) is None
-
-
-def test_two_are_kept_and_the_oldest_goes_first() -> None:
-    kept = Kept()
-    for version in (1, 2, 1, 3):
-        kept.paused.keep(paused(version))
-    assert kept.size_bytes == 10
-    assert [kept.take(version, 1, 2) is not None for version in (1, 2, 3)] == [True, False, True]
-    assert kept.size_bytes == 0
+@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=20), data=st.data())
+def test_after_forgetting_only_the_frame_that_a_part_was_cut_from_is_asked_for(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    unasked = Unasked(manifest(sizes), range(len(sizes)), part_bytes=data.draw(st.integers(1, 20)))
+    cut = [unasked.cut(data.draw(st.integers(1, 60))) for _ in range(data.draw(st.integers(0, 5)))]
+    unasked.forget()
+    while (span := unasked.cut(7)) is not None:
+        cut.append(span)
+    asked = [0] * len(sizes)
+    for span in filter(None, cut):
+        for frame in span.frames:
+            asked[frame] += span.left_bytes(manifest(sizes)) if len(span.frames) == 1 else sizes[frame]
+    assert unasked.left_bytes == 0
+    assert all(asked[frame] in (0, sizes[frame]) for frame in range(len(sizes)))

@@ -1,9 +1,10 @@
-"""Scores sources by what each announced and delivered: whom to believe, and whom to ask; pure.
+"""Decides whose announcements count, and whose turn it is to be read from; pure.
 
-    in use       planned with what it announces; read from in proportion to its goodput
+    in use       planned with what it announces; the next range is read from the source with the fewest lanes,
+                 so that one that delivers faster has its turn more often
     set aside    after a fault, for a term that doubles with each in a row; asked only if no other is left
     last resort  counts only after the others have been behind it for PATIENCE_S
-    bucket       a hub's, where it has one: read instead of the hub, unless it is set aside or slow
+    bucket       a hub's, where it has one: read instead of the hub, unless it is set aside
 
 Nothing a source announces is signed. It is compared with every signed manifest seen: a source that
 announced another root or another size lied. What it sends is verified frame by frame elsewhere, so the
@@ -24,19 +25,6 @@ PATIENCE_S: Final = 10.0
 """How long the others may be behind before the last resort is asked: longer than a relay takes to reconnect,
 so that its restart does not send a hundred samplers to one uplink."""
 
-GOODPUT_BYTES: Final = 4 << 20
-"""Bytes after which a new measurement counts as much as all before it."""
-
-
-SLOW_BUCKET_BYTES_PER_S: Final = 8 << 10
-"""Goodput of a lane below which a bucket is compared with its hub; 24 such lanes are 1.6 Mbit/s."""
-
-JUDGED_AFTER_BYTES: Final = 1 << 20
-"""Bytes to have read from a bucket before it is called slow: short answers measure round trips."""
-
-HUB_IS_FASTER: Final = 2.0
-"""A hub is read beside its slow bucket only if a lane of it carries so many times as much, or is untried."""
-
 
 def bucket_of(hub: str) -> str:
     """Return the name of a hub's bucket."""
@@ -52,12 +40,26 @@ class Fault(enum.StrEnum):
     """It will not serve this peer: revoked, expired, of another run. Its word is no worse for that."""
     DAMAGED = "damaged"
     """A whole frame from it has another digest than signed."""
+    SLOW = "slow"
+    """A range took it several times as long as a range is to take."""
     LIED = "lied"
     """Its announcement or its data contradicts a signed manifest, or the protocol."""
 
 
-_FIRST_TERM_S: Final = {Fault.LOST: 1.0, Fault.REFUSED: 5.0, Fault.DAMAGED: 30.0, Fault.LIED: 60.0}
-_LONGEST_TERM_S: Final = {Fault.LOST: 30.0, Fault.REFUSED: 60.0, Fault.DAMAGED: 3600.0, Fault.LIED: 3600.0}
+_FIRST_TERM_S: Final = {
+    Fault.LOST: 1.0,
+    Fault.SLOW: 1.0,
+    Fault.REFUSED: 5.0,
+    Fault.DAMAGED: 30.0,
+    Fault.LIED: 60.0,
+}
+_LONGEST_TERM_S: Final = {
+    Fault.LOST: 30.0,
+    Fault.SLOW: 30.0,
+    Fault.REFUSED: 60.0,
+    Fault.DAMAGED: 3600.0,
+    Fault.LIED: 3600.0,
+}
 
 
 @dataclass(slots=True)
@@ -65,9 +67,6 @@ class _Standing:
     announcement: Announcement | None = None
     reach: int = NO_BASE
     """Newest version that can be reached by what it announces."""
-    bytes_per_s: float | None = None
-    """Goodput of one lane."""
-    read_bytes: int = 0
     lanes: int = 0
     faults: int = 0
     """In a row."""
@@ -83,7 +82,7 @@ class _Standing:
         self.reach = NO_BASE if newest is None else newest
 
 
-class SourceScores:
+class SourceTurns:
     """State of every source. Times are seconds on any monotonic clock."""
 
     def __init__(self, names: Sequence[str], *, last_resort: str | None = None) -> None:
@@ -139,14 +138,9 @@ class SourceScores:
             self._standing[name].offers(None)
         return liars
 
-    def delivered(self, name: str, size_bytes: int, *, took_s: float) -> None:
-        """Record what one lane received, verified or not; a source that delivers is no longer set aside."""
+    def delivered(self, name: str) -> None:
+        """Record that a lane received bytes, verified or not; the source is no longer set aside."""
         standing = self._standing[name]
-        measured = size_bytes / max(took_s, 1e-6)
-        before = measured if standing.bytes_per_s is None else standing.bytes_per_s
-        weight = min(1.0, size_bytes / GOODPUT_BYTES)
-        standing.read_bytes += size_bytes
-        standing.bytes_per_s = weight * measured + (1 - weight) * before
         if not standing.is_doubted:
             standing.faults, standing.back_at_s = 0, 0.0
 
@@ -170,7 +164,7 @@ class SourceScores:
 
     def readable(self, key: ArtifactKey, *, now: float) -> tuple[str, ...]:
         """Return whom to read an artifact's frames from: ``candidates``, buckets instead of their hubs."""
-        return tuple(each for hub in self.candidates(key, now=now) for each in self._readable(hub, key, now))
+        return tuple(self._payloads_of(hub, key, now) for hub in self.candidates(key, now=now))
 
     def has_bucket(self, hub: str, *, now: float) -> bool:
         """Return whether a hub's payloads are rather read from its bucket."""
@@ -189,16 +183,9 @@ class SourceScores:
     def is_standing(self, name: str, *, now: float) -> bool:
         return now >= self._standing[name].back_at_s
 
-    def choose(self, names: Sequence[str]) -> str:
-        """Return the source whose next lane will do best; one never tried counts as the best."""
-        known = [s.bytes_per_s for s in self._standing.values() if s.bytes_per_s is not None]
-        best = max(known, default=1.0)
-
-        def share(name: str) -> float:
-            standing = self._standing[name]
-            return (standing.bytes_per_s or best) / (standing.lanes + 1)
-
-        return max(names, key=share)
+    def next_of(self, names: Sequence[str]) -> str:
+        """Return whose turn it is: the first of the sources that the fewest lanes read from."""
+        return min(names, key=lambda name: self._standing[name].lanes)
 
     def take_lane(self, name: str) -> None:
         self._standing[name].lanes += 1
@@ -206,21 +193,11 @@ class SourceScores:
     def leave_lane(self, name: str) -> None:
         self._standing[name].lanes -= 1
 
-    def bytes_per_s(self, name: str) -> float | None:
-        """Return the measured goodput of one lane; None before the first byte."""
-        return self._standing[name].bytes_per_s
-
-    def _readable(self, hub: str, key: ArtifactKey, now: float) -> tuple[str, ...]:
+    def _payloads_of(self, hub: str, key: ArtifactKey, now: float) -> str:
         bucket = self._buckets.get(hub)
         if bucket is None or not self.is_standing(bucket, now=now):
-            return (hub,)
-        if not _has(self._standing[bucket].announcement, key):
-            return (hub,)
-        here, there = self._standing[bucket].bytes_per_s, self._standing[hub].bytes_per_s
-        is_judged = self._standing[bucket].read_bytes >= JUDGED_AFTER_BYTES
-        if here is None or here >= SLOW_BUCKET_BYTES_PER_S or not is_judged:
-            return (bucket,)
-        return (bucket, hub) if there is None or there > HUB_IS_FASTER * here else (bucket,)
+            return hub
+        return bucket if _has(self._standing[bucket].announcement, key) else hub
 
     def _names(self, now: float) -> tuple[str, ...]:
         """Return the hubs that count now: not the last resort while the others keep up with it."""
