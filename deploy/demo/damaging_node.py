@@ -33,7 +33,7 @@ def damage_what_is_served(damage: Callable[[bytes], bytes]) -> None:
     """Damage what every PolicyServicer of this process reads to send."""
     servicer = importlib.import_module("node.serving.policy_servicer").PolicyServicer
     read = servicer.read
-    servicer.read = lambda self, key, frames: damage(read(self, key, frames))
+    servicer.read = lambda self, *asked, **how: damage(read(self, *asked, **how))
 
 
 def run() -> Any:

@@ -75,7 +75,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             _check_wanted(request, manifest)
             start, end = request.first_offset_bytes, request.end_offset_bytes or None
             async for frame, offset_bytes, data in self._chunks(
-                manifest, request.frames, start_bytes=start, end_bytes=end
+                manifest, request.frames, start_bytes=start, end_bytes=end, verifies=request.came_damaged
             ):
                 yield policy_pb2.FetchFramesResponse(frame=frame, offset_bytes=offset_bytes, data=data)
 
@@ -139,9 +139,18 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
                     await changed.wait()
 
     async def _chunks(
-        self, manifest: Manifest, frames: Sequence[int], *, start_bytes: int = 0, end_bytes: int | None = None
+        self,
+        manifest: Manifest,
+        frames: Sequence[int],
+        *,
+        start_bytes: int = 0,
+        end_bytes: int | None = None,
+        verifies: bool = False,
     ) -> AsyncIterator[tuple[int, int, bytes]]:
-        """Yield frame, offset, bytes; the first frame from ``start_bytes``, an only one to ``end_bytes``."""
+        """Yield frame, offset, bytes; the first frame from ``start_bytes``, an only one to ``end_bytes``.
+
+        ``verifies``: compare payloads with their digests first. Readers do it in any case.
+        """
         key = manifest.key
         sent = 0
         while sent < len(frames):
@@ -153,7 +162,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
                 is_here=lambda frame: self._store.has(key, frame),
             )
             sent += len(batch)
-            data = (await asyncio.to_thread(self.read, key, batch))[:end_bytes]
+            data = (await asyncio.to_thread(self.read, key, batch, verifies=verifies))[:end_bytes]
             for offset in range(start_bytes, len(data), limits.CHUNK_BYTES):
                 chunk = data[offset : offset + limits.CHUNK_BYTES]
                 # Before it is sent: a reader that has all it wants cancels, and nothing runs after the last.
@@ -161,9 +170,9 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
                 yield batch[0], offset, chunk
             start_bytes = 0
 
-    def read(self, key: ArtifactKey, frames: Sequence[int]) -> bytes:
+    def read(self, key: ArtifactKey, frames: Sequence[int], *, verifies: bool) -> bytes:
         """Return the payloads of frames, one after the other."""
-        payloads = [self._store.read_payload(key, frame) for frame in frames]
+        payloads = [self._store.read_payload(key, frame, verifies=verifies) for frame in frames]
         return payloads[0] if len(payloads) == 1 else b"".join(payloads)
 
     async def _wait_for(self, key: ArtifactKey, frame: int) -> None:

@@ -36,7 +36,7 @@ class LoggedArtifact:
     def payload(self, frame: int) -> bytes | None:
         """Return a payload from the disk, its digest verified; None: fetch it."""
         file = self._files.open() if self._files.has(frame) else None
-        payload = None if file is None else self._files.read(file, frame)
+        payload = None if file is None else self._files.read(file, frame, verifies=True)
         if payload is None:
             self._files.forget(frame)
         return payload

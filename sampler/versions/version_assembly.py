@@ -141,9 +141,7 @@ class VersionAssembly:
                 Reason.DAMAGED,
                 f"version {self.manifest.version} lacks {absent.size} frames, first {absent[0]}",
             )
-        # A spare copy is read again: something else may have written to it meanwhile.
-        digests = self.digests if self.spare is None else frame_digests(self.spare, self.layout.frames)
-        root = version_root(self.layout.digest, digests)
+        root = version_root(self.layout.digest, self.digests)
         if root != self.manifest.root:
             raise RefusedError(
                 Reason.DAMAGED,

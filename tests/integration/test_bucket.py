@@ -318,6 +318,7 @@ async def test_a_hub_with_a_bucket_pushes_small_payloads_only(
                 fetcher.prefetch(1, tasks)
                 await until(lambda: hub.servicer.awaited == [1])
                 hub.learner.put(hub.store, (11, 1))
+                await in_bucket(hub, fetcher, ArtifactKey(11, 1))
                 await fetched(hub, fetcher, ArtifactKey(11, 1))
         pushed = hub.registry.transferred("delta", "out")
         assert hub.store.manifest(ArtifactKey(11, 1)).size_bytes > limits.DIRECT_BYTES >= pushed

@@ -44,26 +44,34 @@ async def test_a_request_for_frames_that_breaks_a_rule_is_refused(
         assert refused.value.reason is Reason.MALFORMED
 
 
-async def test_a_frame_that_rots_on_the_hubs_disk_is_never_sent(
+async def test_a_frame_that_rots_on_the_hubs_disk_is_found_by_its_reader_and_had_again(
     made: MadeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with policy_hub(made, tmp_path / "hub") as hub:
         hub.learner.put(hub.store, (1, 0))
         payloads = hub.learner.encode(1, 0).payloads
         flip_bit(frames_file(tmp_path / "hub", DELTA), offsets(payloads)[1])
-        fetcher = await hub.fetcher(Registry(), attempts=2)
+        registry = Registry()
+        fetcher = await hub.fetcher(registry, attempts=2)
         manifest = await fetcher.manifest(DELTA)
         got: dict[int, bytes] = {}
-        await fetcher.fetch(manifest, [0, 2], got.__setitem__)
+
+        def put(frame: int, payload: bytes) -> None:
+            manifest.check_payload(frame, payload)
+            got[frame] = payload
+
+        await fetcher.fetch(manifest, [0, 2], put)
         with monkeypatch.context() as patched:
             patched.setattr("node.serving.policy_servicer.RESUME_TIMEOUT_S", 0.1)
             with pytest.raises(RefusedError) as refused:
-                await fetcher.fetch(manifest, [1], got.__setitem__)
+                await fetcher.fetch(manifest, [1], put)
         assert refused.value.reason is Reason.DAMAGED
+        assert registry.value("heterorl_node_frames_damaged_total") == 1
+        assert hub.store.missing(DELTA) == (1,)
         assert got == {0: payloads[0], 2: payloads[2]}
         # What waits for the frame gets it once the learner has sent it again.
         waiting = asyncio.create_task(
-            (await hub.fetcher(Registry(), attempts=10_000)).fetch(manifest, [1], got.__setitem__)
+            (await hub.fetcher(Registry(), attempts=10_000)).fetch(manifest, [1], put)
         )
         await asyncio.to_thread(hub.learner.put, hub.store, (1, 0))
         await waiting

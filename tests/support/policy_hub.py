@@ -99,8 +99,8 @@ class WatchedServicer(PolicyServicer):
         async for answer in self.spoil(len(self.fetches), super().FetchFrames(request, context)):
             yield answer
 
-    def read(self, key: ArtifactKey, frames: Sequence[int]) -> bytes:
-        data = super().read(key, frames)
+    def read(self, key: ArtifactKey, frames: Sequence[int], *, verifies: bool) -> bytes:
+        data = super().read(key, frames, verifies=verifies)
         return data if self._damage is None else self._damage(data)
 
     async def AwaitArtifact(  # noqa: N802

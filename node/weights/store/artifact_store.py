@@ -235,6 +235,7 @@ class ArtifactStore:
         with self._lock:
             artifact = self._directories.find(key)
             if not artifact.has(frame):
+                artifact.manifest.check_payload(frame, payload)
                 artifact.write(frame, payload)
         _notify(self._frame_listeners)
         if artifact.is_whole:
@@ -250,9 +251,13 @@ class ArtifactStore:
         with self._lock:
             return self._directories.find(key).manifest
 
-    def read_payload(self, key: ArtifactKey, frame: int) -> bytes:
-        """Return a payload after checking its digest, which finds what the disk has damaged since.
+    def read_payload(self, key: ArtifactKey, frame: int, *, verifies: bool = True) -> bytes:
+        """Return a payload, which was verified when it came.
 
+        Args:
+            verifies: compare it with its digest once more, which finds what the disk has damaged since; such
+                an artifact is not announced until the frame was sent again. Readers that compare it
+                themselves do without.
         Raises RefusedError: UNKNOWN_VERSION, also if the frame is missing and nothing more of its artifact
         arrives; DAMAGED: the payload fails its digest, or is missing for now.
         """
@@ -268,7 +273,7 @@ class ArtifactStore:
                 )
             # Opened under the lock: the directory may be moved or removed while it is read.
             file = artifact.open() if is_here else None
-        payload = None if file is None else artifact.read(file, frame)
+        payload = None if file is None else artifact.read(file, frame, verifies=verifies)
         if is_here and payload is None:
             self._quarantine(artifact, frame)
         if payload is None:

@@ -168,6 +168,7 @@ class Lane:
             frames=span.frames,
             first_offset_bytes=span.next_bytes,
             end_offset_bytes=span.end_bytes,
+            came_damaged=span.came_damaged,
         )
         began_s, read_bytes = time.monotonic(), 0
         pushed, span.stream = span.stream, None
@@ -186,7 +187,8 @@ class Lane:
         if pushed is not None:  # it may have waited here for long
             return
         self.bytes_per_s = read_bytes / max(took_s, 1e-6)
-        if took_s <= self.slow_s or not can_leave:
+        # A hub stands in for a bucket that is away, not for one that is slow: its uplink is everybody's.
+        if took_s <= self.slow_s or not can_leave or self.sources.is_bucket(span.source):
             self.sources.turns.delivered(span.source)
         elif self.sources.is_standing(span.source):
             self.sources.fault(span.source, Fault.SLOW, f"{read_bytes} bytes took {took_s:.3g} s")
@@ -244,7 +246,7 @@ class Lane:
             self.sources.fault(sender, Fault.DAMAGED, str(fault))
         if transfer.damaged[frame] >= self.limits.attempts_per_damaged_frame:
             raise fault
-        transfer.give_back(Range(deque([frame]), avoid=each.senders))
+        transfer.give_back(Range(deque([frame]), avoid=each.senders, came_damaged=True))
 
 
 def _put_all(put: PutFrame, arrived: list[Arrived]) -> list[tuple[Arrived, DamagedFrameError]]:

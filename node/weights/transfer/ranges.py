@@ -55,6 +55,8 @@ class Range:
     end_bytes: int = 0
     """Where the range ends in the payload of its only frame; 0: the range is whole frames."""
     avoid: frozenset[str] = frozenset()
+    came_damaged: bool = False
+    """Whether it is a frame that arrived damaged: who sends it again looks at its own copy first."""
     source: str = ""
     stream: ChunkStream | None = None
     """Already open: ``source`` sends these frames without being asked."""

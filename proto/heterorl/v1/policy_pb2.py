@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from heterorl.v1 import common_pb2 as heterorl_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18heterorl/v1/policy.proto\x12\x0bheterorl.v1\x1a\x18heterorl/v1/common.proto\"4\n\x0b\x41rtifactKey\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x14\n\x0c\x62\x61se_version\x18\x02 \x01(\x03\"E\n\x08\x41rtifact\x12%\n\x03key\x18\x01 \x01(\x0b\x32\x18.heterorl.v1.ArtifactKey\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\"\x16\n\x14WatchVersionsRequest\"\xc7\x01\n\x15WatchVersionsResponse\x12(\n\x04head\x18\x01 \x01(\x0b\x32\x1a.heterorl.v1.PolicyVersion\x12\x15\n\rlearner_epoch\x18\x02 \x01(\x03\x12\x16\n\x0epublished_at_s\x18\x03 \x01(\x01\x12(\n\tartifacts\x18\x04 \x03(\x0b\x32\x15.heterorl.v1.Artifact\x12+\n\tin_bucket\x18\x05 \x03(\x0b\x32\x18.heterorl.v1.ArtifactKey\";\n\x12GetManifestRequest\x12%\n\x03key\x18\x01 \x01(\x0b\x32\x18.heterorl.v1.ArtifactKey\".\n\x13GetManifestResponse\x12\x17\n\x0fsigned_manifest\x18\x01 \x01(\x0c\"\x81\x01\n\x12\x46\x65tchFramesRequest\x12%\n\x03key\x18\x01 \x01(\x0b\x32\x18.heterorl.v1.ArtifactKey\x12\x0e\n\x06\x66rames\x18\x02 \x03(\r\x12\x1a\n\x12\x66irst_offset_bytes\x18\x03 \x01(\x04\x12\x18\n\x10\x65nd_offset_bytes\x18\x04 \x01(\x04\"H\n\x13\x46\x65tchFramesResponse\x12\r\n\x05\x66rame\x18\x01 \x01(\r\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\">\n\x15LocateArtifactRequest\x12%\n\x03key\x18\x01 \x01(\x0b\x32\x18.heterorl.v1.ArtifactKey\"6\n\x16LocateArtifactResponse\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\x0f\n\x07valid_s\x18\x02 \x01(\x01\"]\n\x14\x41waitArtifactRequest\x12\x14\n\x0cheld_version\x18\x01 \x01(\x03\x12\x12\n\nmost_bytes\x18\x02 \x01(\x04\x12\x1b\n\x13\x61rtifact_cost_bytes\x18\x03 \x01(\x04\"u\n\x15\x41waitArtifactResponse\x12\x17\n\x0fsigned_manifest\x18\x01 \x01(\x0c\x12\r\n\x05\x66rame\x18\x02 \x01(\r\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x10\n\x08waited_s\x18\x05 \x01(\x01\"/\n\x14OfferArtifactRequest\x12\x17\n\x0fsigned_manifest\x18\x01 \x01(\x0c\"/\n\x15OfferArtifactResponse\x12\x16\n\x0emissing_frames\x18\x01 \x03(\r\"o\n\x13UploadFramesRequest\x12%\n\x03key\x18\x01 \x01(\x0b\x32\x18.heterorl.v1.ArtifactKey\x12\r\n\x05\x66rame\x18\x02 \x01(\r\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\".\n\x14UploadFramesResponse\x12\x16\n\x0emissing_frames\x18\x01 \x03(\r2\xf3\x04\n\rPolicyService\x12X\n\rWatchVersions\x12!.heterorl.v1.WatchVersionsRequest\x1a\".heterorl.v1.WatchVersionsResponse0\x01\x12P\n\x0bGetManifest\x12\x1f.heterorl.v1.GetManifestRequest\x1a .heterorl.v1.GetManifestResponse\x12R\n\x0b\x46\x65tchFrames\x12\x1f.heterorl.v1.FetchFramesRequest\x1a .heterorl.v1.FetchFramesResponse0\x01\x12Y\n\x0eLocateArtifact\x12\".heterorl.v1.LocateArtifactRequest\x1a#.heterorl.v1.LocateArtifactResponse\x12X\n\rAwaitArtifact\x12!.heterorl.v1.AwaitArtifactRequest\x1a\".heterorl.v1.AwaitArtifactResponse0\x01\x12V\n\rOfferArtifact\x12!.heterorl.v1.OfferArtifactRequest\x1a\".heterorl.v1.OfferArtifactResponse\x12U\n\x0cUploadFrames\x12 .heterorl.v1.UploadFramesRequest\x1a!.heterorl.v1.UploadFramesResponse(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18heterorl/v1/policy.proto\x12\x0bheterorl.v1\x1a\x18heterorl/v1/common.proto\"4\n\x0b\x41rtifactKey\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x14\n\x0c\x62\x61se_version\x18\x02 \x01(\x03\"E\n\x08\x41rtifact\x12%\n\x03key\x18\x01 \x01(\x0b\x32\x18.heterorl.v1.ArtifactKey\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\"\x16\n\x14WatchVersionsRequest\"\xc7\x01\n\x15WatchVersionsResponse\x12(\n\x04head\x18\x01 \x01(\x0b\x32\x1a.heterorl.v1.PolicyVersion\x12\x15\n\rlearner_epoch\x18\x02 \x01(\x03\x12\x16\n\x0epublished_at_s\x18\x03 \x01(\x01\x12(\n\tartifacts\x18\x04 \x03(\x0b\x32\x15.heterorl.v1.Artifact\x12+\n\tin_bucket\x18\x05 \x03(\x0b\x32\x18.heterorl.v1.ArtifactKey\";\n\x12GetManifestRequest\x12%\n\x03key\x18\x01 \x01(\x0b\x32\x18.heterorl.v1.ArtifactKey\".\n\x13GetManifestResponse\x12\x17\n\x0fsigned_manifest\x18\x01 \x01(\x0c\"\x97\x01\n\x12\x46\x65tchFramesRequest\x12%\n\x03key\x18\x01 \x01(\x0b\x32\x18.heterorl.v1.ArtifactKey\x12\x0e\n\x06\x66rames\x18\x02 \x03(\r\x12\x1a\n\x12\x66irst_offset_bytes\x18\x03 \x01(\x04\x12\x18\n\x10\x65nd_offset_bytes\x18\x04 \x01(\x04\x12\x14\n\x0c\x63\x61me_damaged\x18\x05 \x01(\x08\"H\n\x13\x46\x65tchFramesResponse\x12\r\n\x05\x66rame\x18\x01 \x01(\r\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\">\n\x15LocateArtifactRequest\x12%\n\x03key\x18\x01 \x01(\x0b\x32\x18.heterorl.v1.ArtifactKey\"6\n\x16LocateArtifactResponse\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\x0f\n\x07valid_s\x18\x02 \x01(\x01\"]\n\x14\x41waitArtifactRequest\x12\x14\n\x0cheld_version\x18\x01 \x01(\x03\x12\x12\n\nmost_bytes\x18\x02 \x01(\x04\x12\x1b\n\x13\x61rtifact_cost_bytes\x18\x03 \x01(\x04\"u\n\x15\x41waitArtifactResponse\x12\x17\n\x0fsigned_manifest\x18\x01 \x01(\x0c\x12\r\n\x05\x66rame\x18\x02 \x01(\r\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x10\n\x08waited_s\x18\x05 \x01(\x01\"/\n\x14OfferArtifactRequest\x12\x17\n\x0fsigned_manifest\x18\x01 \x01(\x0c\"/\n\x15OfferArtifactResponse\x12\x16\n\x0emissing_frames\x18\x01 \x03(\r\"o\n\x13UploadFramesRequest\x12%\n\x03key\x18\x01 \x01(\x0b\x32\x18.heterorl.v1.ArtifactKey\x12\r\n\x05\x66rame\x18\x02 \x01(\r\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\".\n\x14UploadFramesResponse\x12\x16\n\x0emissing_frames\x18\x01 \x03(\r2\xf3\x04\n\rPolicyService\x12X\n\rWatchVersions\x12!.heterorl.v1.WatchVersionsRequest\x1a\".heterorl.v1.WatchVersionsResponse0\x01\x12P\n\x0bGetManifest\x12\x1f.heterorl.v1.GetManifestRequest\x1a .heterorl.v1.GetManifestResponse\x12R\n\x0b\x46\x65tchFrames\x12\x1f.heterorl.v1.FetchFramesRequest\x1a .heterorl.v1.FetchFramesResponse0\x01\x12Y\n\x0eLocateArtifact\x12\".heterorl.v1.LocateArtifactRequest\x1a#.heterorl.v1.LocateArtifactResponse\x12X\n\rAwaitArtifact\x12!.heterorl.v1.AwaitArtifactRequest\x1a\".heterorl.v1.AwaitArtifactResponse0\x01\x12V\n\rOfferArtifact\x12!.heterorl.v1.OfferArtifactRequest\x1a\".heterorl.v1.OfferArtifactResponse\x12U\n\x0cUploadFrames\x12 .heterorl.v1.UploadFramesRequest\x1a!.heterorl.v1.UploadFramesResponse(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,25 +45,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETMANIFESTRESPONSE']._serialized_start=479
   _globals['_GETMANIFESTRESPONSE']._serialized_end=525
   _globals['_FETCHFRAMESREQUEST']._serialized_start=528
-  _globals['_FETCHFRAMESREQUEST']._serialized_end=657
-  _globals['_FETCHFRAMESRESPONSE']._serialized_start=659
-  _globals['_FETCHFRAMESRESPONSE']._serialized_end=731
-  _globals['_LOCATEARTIFACTREQUEST']._serialized_start=733
-  _globals['_LOCATEARTIFACTREQUEST']._serialized_end=795
-  _globals['_LOCATEARTIFACTRESPONSE']._serialized_start=797
-  _globals['_LOCATEARTIFACTRESPONSE']._serialized_end=851
-  _globals['_AWAITARTIFACTREQUEST']._serialized_start=853
-  _globals['_AWAITARTIFACTREQUEST']._serialized_end=946
-  _globals['_AWAITARTIFACTRESPONSE']._serialized_start=948
-  _globals['_AWAITARTIFACTRESPONSE']._serialized_end=1065
-  _globals['_OFFERARTIFACTREQUEST']._serialized_start=1067
-  _globals['_OFFERARTIFACTREQUEST']._serialized_end=1114
-  _globals['_OFFERARTIFACTRESPONSE']._serialized_start=1116
-  _globals['_OFFERARTIFACTRESPONSE']._serialized_end=1163
-  _globals['_UPLOADFRAMESREQUEST']._serialized_start=1165
-  _globals['_UPLOADFRAMESREQUEST']._serialized_end=1276
-  _globals['_UPLOADFRAMESRESPONSE']._serialized_start=1278
-  _globals['_UPLOADFRAMESRESPONSE']._serialized_end=1324
-  _globals['_POLICYSERVICE']._serialized_start=1327
-  _globals['_POLICYSERVICE']._serialized_end=1954
+  _globals['_FETCHFRAMESREQUEST']._serialized_end=679
+  _globals['_FETCHFRAMESRESPONSE']._serialized_start=681
+  _globals['_FETCHFRAMESRESPONSE']._serialized_end=753
+  _globals['_LOCATEARTIFACTREQUEST']._serialized_start=755
+  _globals['_LOCATEARTIFACTREQUEST']._serialized_end=817
+  _globals['_LOCATEARTIFACTRESPONSE']._serialized_start=819
+  _globals['_LOCATEARTIFACTRESPONSE']._serialized_end=873
+  _globals['_AWAITARTIFACTREQUEST']._serialized_start=875
+  _globals['_AWAITARTIFACTREQUEST']._serialized_end=968
+  _globals['_AWAITARTIFACTRESPONSE']._serialized_start=970
+  _globals['_AWAITARTIFACTRESPONSE']._serialized_end=1087
+  _globals['_OFFERARTIFACTREQUEST']._serialized_start=1089
+  _globals['_OFFERARTIFACTREQUEST']._serialized_end=1136
+  _globals['_OFFERARTIFACTRESPONSE']._serialized_start=1138
+  _globals['_OFFERARTIFACTRESPONSE']._serialized_end=1185
+  _globals['_UPLOADFRAMESREQUEST']._serialized_start=1187
+  _globals['_UPLOADFRAMESREQUEST']._serialized_end=1298
+  _globals['_UPLOADFRAMESRESPONSE']._serialized_start=1300
+  _globals['_UPLOADFRAMESRESPONSE']._serialized_end=1346
+  _globals['_POLICYSERVICE']._serialized_start=1349
+  _globals['_POLICYSERVICE']._serialized_end=1976
 # @@protoc_insertion_point(module_scope)

@@ -190,11 +190,16 @@ class FetchFramesRequest(_message.Message):
     FRAMES_FIELD_NUMBER: _builtins.int
     FIRST_OFFSET_BYTES_FIELD_NUMBER: _builtins.int
     END_OFFSET_BYTES_FIELD_NUMBER: _builtins.int
+    CAME_DAMAGED_FIELD_NUMBER: _builtins.int
     first_offset_bytes: _builtins.int
     """Payload bytes of the first of them that the caller already has."""
     end_offset_bytes: _builtins.int
     """If not 0, where to stop in the payload of the only frame: a large one is fetched in parts
     over several connections, so that a relay has it sooner.
+    """
+    came_damaged: _builtins.bool
+    """Whether a payload of these frames arrived damaged: the server compares what it has on disk
+    with the manifest before it sends it, and asks for it again where the disk damaged it.
     """
     @_builtins.property
     def key(self) -> Global___ArtifactKey:
@@ -211,10 +216,11 @@ class FetchFramesRequest(_message.Message):
         frames: _abc.Iterable[_builtins.int] | None = ...,
         first_offset_bytes: _builtins.int = ...,
         end_offset_bytes: _builtins.int = ...,
+        came_damaged: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset_bytes", b"end_offset_bytes", "first_offset_bytes", b"first_offset_bytes", "frames", b"frames", "key", b"key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["came_damaged", b"came_damaged", "end_offset_bytes", b"end_offset_bytes", "first_offset_bytes", b"first_offset_bytes", "frames", b"frames", "key", b"key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -21,7 +21,7 @@ def test_the_first_messages_are_a_bit_off_and_the_others_are_not(
     store = learner.store(tmp_path)
     learner.put(store, (1, 0))
     servicer, payloads = PolicyServicer(store, metrics=Registry().metrics), learner.encode(1, 0).payloads
-    read = [servicer.read(ArtifactKey(1, 0), [frame]) for frame in (0, 1, 2)]
+    read = [servicer.read(ArtifactKey(1, 0), [frame], verifies=False) for frame in (0, 1, 2)]
     assert [got == payload for got, payload in zip(read, payloads, strict=False)] == [False, False, True]
 
 

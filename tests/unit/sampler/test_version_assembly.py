@@ -17,6 +17,7 @@ from node.weights.format.manifest import DamagedFrameError, signed_by
 from sampler.engines.model_words import ArrayWords, ModelWords
 from sampler.engines.torch_words import LiveTensors
 from sampler.versions.delta_log import DeltaLog, LoggedArtifact
+from sampler.versions.held_version import MemoryScrub
 from sampler.versions.version_assembly import VersionAssembly
 from support.model_words import live_words, words_of
 from support.weights import LAYOUT, SPECS, Learner, flip_bit
@@ -217,18 +218,19 @@ def test_in_place_a_base_that_changes_before_a_frame_is_applied_is_found(weights
     assert torn.value.frame == 3
 
 
-def test_in_the_spare_copy_words_that_change_after_they_were_verified_are_found(weights: LiveTensors) -> None:
-    version = begun("spare", weights)
+def test_in_the_spare_copy_words_that_change_after_they_were_verified_are_found_by_the_scrub(
+    weights: LiveTensors,
+) -> None:
+    version, scrub = begun("spare", weights), MemoryScrub(LAYOUT)
     put_all(version, DELTA)
     assert version.spare is not None
     span = LAYOUT.frames[4]
     words = version.spare.read(span).copy()
     words[-1] ^= 1
     version.spare.write(span, words)
-    with pytest.raises(RefusedError, match="not the signed") as refused:
-        version.finish()
-    assert refused.value.reason is Reason.DAMAGED
-    np.testing.assert_array_equal(words_of(weights.live), BASE.words)
+    version.apply()
+    scrub.expect(version.digests)
+    assert scrub.check_next(weights.live) == 4
 
 
 def test_frames_as_signed_are_no_version_of_another_root(mode: str, weights: LiveTensors) -> None:

@@ -132,7 +132,7 @@ def test_a_payload_is_whole_on_disk_however_little_each_write_takes(
     artifact.write(1, payloads[1])
     file = artifact.open()
     assert file is not None
-    assert artifact.read(file, 1) == payloads[1]
+    assert artifact.read(file, 1, verifies=True) == payloads[1]
     assert file.closed
 
 
