@@ -99,9 +99,9 @@ class LearnerConfig(StepSettings):
     newest checkpoints, the best version and ``keep_spaced_versions`` others can be exported."""
 
     keep_spaced_versions: int = Field(default=4, ge=0, le=64)
-    """Keep the words of so many versions older than those published lately, for a rollback or an export: one
-    for each doubling of the distance, which begins at ``keyframe_every_versions``. With both defaults a
-    rollback reaches 500 to 1000 versions back. Each is two bytes a parameter on disk. 0: none."""
+    """Keep so many keyframes older than the versions published lately, for a rollback or an export: one for
+    each doubling of the distance, which begins at ``keyframe_every_versions``. With both defaults a rollback
+    reaches 500 to 1000 versions back. Each is 1.4 bytes a parameter on disk. 0: none."""
 
     samples_every_versions: int = Field(default=10, ge=0)
     """Write down some groups of every batch whose version is a multiple of this, as text with rewards, for

@@ -1,6 +1,6 @@
 """A version as a model directory, with the base model's names and files, for ``heterorl-node export``.
 
-    published words, from the learner's store or its kept/ --.
+    published words, from the learner's store -------------.
     a checkpoint's float32 masters, rounded ------------------'--frames--> a copy of the base model's files
 
 The export is what samplers compute with: it is read back before it gets its name, and must have the

@@ -28,7 +28,7 @@ from learner.metrics import Instruments, LearnerMetrics
 from learner.operator_orders import OperatorOrders, recent_changes
 from learner.publishing.earlier_versions import EarlierVersions
 from learner.publishing.further_artifacts import FurtherArtifacts
-from learner.publishing.kept_versions import KEPT, PUBLISHED, KeptVersions, Wanted
+from learner.publishing.kept_versions import PUBLISHED, KeptVersions, Wanted
 from learner.publishing.publisher import Publisher
 from learner.publishing.signer import Signer
 from learner.publishing.spaced_versions import Spacing
@@ -338,7 +338,7 @@ def _publisher(
         return Wanted([version for version in worth if version is not None], is_all=told.is_told)
 
     spacing = Spacing(config.keyframe_every_versions, most=config.keep_spaced_versions)
-    kept = KeptVersions(context.state_dir / KEPT, stored, wanted=wanted, spacing=spacing)
+    kept = KeptVersions(stored.store, wanted=wanted, spacing=spacing)
     further = FurtherArtifacts(
         stored,
         restored.signer,

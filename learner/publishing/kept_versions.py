@@ -1,8 +1,9 @@
-"""Words of published versions for export: from the learner's store, or kept before it forgets them.
+"""The published versions that a learner's store leads to, for export and rollback; and which it keeps.
 
-<state>/published/complete/*                    leads to all versions since the second newest keyframe
-<state>/kept/000000000042-<root in hex>.words   versions that are worth keeping, and some of the older ones,
-                                                written before a keyframe
+<state>/published/complete/*    leads to all versions since the second newest keyframe, and to those that are
+                                pinned: worth keeping, or some of the older keyframes
+
+Versions are pinned before a keyframe makes the store forget some.
 """
 
 import logging
@@ -15,22 +16,20 @@ from typing import BinaryIO, Final
 import numpy as np
 
 from learner.publishing.spaced_versions import Spacing
-from node import durable
 from node.errors import RefusedError
 from node.policy import Artifact
 from node.weights.assembly.encode import FrameWords
-from node.weights.assembly.stored import StoredVersions, rebuild_frame
-from node.weights.format.digests import Words, version_root, words_digest
+from node.weights.assembly.stored import rebuild_frame
+from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import SIGNATURE_BYTES, Manifest, parse
 from node.weights.planning.cheapest_chain import newest_reachable, plan_fresh
+from node.weights.store.artifact_store import ArtifactStore
 
 logger = logging.getLogger(__name__)
 
-PUBLISHED, KEPT = "published", "kept"
-"""Directories of a learner's state."""
-
-_SUFFIX: Final = ".words"
+PUBLISHED: Final = "published"
+"""Directory of a learner's state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,74 +43,44 @@ class Wanted:
 
 
 class KeptVersions:
-    """Keeps the words of some versions when the store is about to forget others."""
+    """Pins versions when the store is about to forget others."""
 
-    def __init__(
-        self,
-        directory: Path,
-        stored: StoredVersions,
-        *,
-        wanted: Callable[[], Wanted],
-        spacing: Spacing,
-    ) -> None:
-        """Keep in ``directory``. Any thread.
+    def __init__(self, store: ArtifactStore, *, wanted: Callable[[], Wanted], spacing: Spacing) -> None:
+        """Pin versions of ``store``. Any thread.
 
         Args:
             wanted: returns the versions worth keeping.
-            spacing: names others, for a rollback that reaches far back.
+            spacing: names keyframes besides, for a rollback that reaches far back.
         """
-        self._directory = directory
-        self._stored = stored
+        self._store = store
         self._wanted = wanted
         self._spacing = spacing
 
     def secure(self) -> None:
-        """Write down what is wanted and not there yet; remove what is wanted no more. Blocking.
+        """Pin what is wanted, and nothing else. Blocking.
 
-        A version that the store does not lead to any more is logged and left out; so is one that only the
-        spacing asks for where the disk is full.
+        A version that the store does not lead to any more is logged and left out.
 
         Raises:
             OSError: the disk is full or failing.
         """
         said = self._wanted()
+        artifacts = [manifest.artifact for manifest in self._store.whole()]
+        led_to = reachable_versions(artifacts)
         wanted = {version for version in said.versions if version > 0}
-        there = dict(_kept_in(self._directory))
-        spaced = self._spacing.chosen({*there, *self._led_to()}) if self._spacing.most else frozenset()
-        for version in there.keys() - wanted - spaced if said.is_all else ():  # first: they make room
-            there[version].unlink(missing_ok=True)
-        for version in sorted((wanted | spaced) - there.keys()):
-            try:
-                with self._stored.opened(version) as stored:
-                    self._write(version, stored.words)
-            except RefusedError as refused:
-                logger.warning("version not kept", extra={"version": version, "detail": str(refused)})
-            except OSError as error:
-                if version in wanted:
-                    raise
-                logger.warning("version not kept", extra={"version": version, "detail": str(error)})
-
-    def _led_to(self) -> Collection[int]:
-        announcement = self._stored.store.announcement()
-        return () if announcement is None else reachable_versions(announcement.artifacts)
-
-    def _write(self, version: int, frame_words: FrameWords) -> None:
-        durable.make_directory(self._directory)
-        digests, layout, staged = [], self._stored.layout, self._directory / f"{version:012d}"
-        with durable.replacing(staged) as file:
-            for frame in range(len(layout.frames)):
-                words = frame_words(frame)
-                digests.append(words_digest(words))
-                file.write(words.data)
-        root = version_root(layout.digest, digests).hex()
-        durable.rename(staged, self._directory / f"{version:012d}-{root}{_SUFFIX}")
+        if gone := sorted(wanted - led_to):
+            logger.warning("versions not kept", extra={"versions": gone})
+        keyframes = {artifact.key.version for artifact in artifacts if artifact.key.is_keyframe}
+        # The newest version is what ages count from.
+        spaced = self._spacing.chosen({*keyframes, max(led_to)}) if led_to else frozenset()
+        before = frozenset[int]() if said.is_all else self._store.pinned
+        self._store.pin((wanted | spaced | before) & led_to)
 
 
 def published_versions(state: Path) -> list[int]:
     """Return the versions whose published words a learner's state directory has, ascending."""
     manifests = [manifest for manifest, _ in _manifests(state / PUBLISHED / "complete")]
-    reachable = reachable_versions([manifest.artifact for manifest in manifests])
-    return sorted(reachable | {version for version, _ in _kept_in(state / KEPT)})
+    return sorted(reachable_versions([manifest.artifact for manifest in manifests]))
 
 
 def reachable_versions(artifacts: Sequence[Artifact]) -> set[int]:
@@ -143,15 +112,7 @@ def opened_published(
     Raises:
         OSError: the learner removed a file meanwhile: try again.
         RefusedError: a file is damaged, or of another model; the frames raise it too.
-        ValueError: the file has another size than the words.
     """
-    if (path := dict(_kept_in(state / KEPT)).get(version)) is not None:
-        words = np.memmap(path, np.uint16, "r")
-        if words.shape != (layout.words,):
-            raise ValueError(f"{path} has {len(words)} words, the model {layout.words}")
-        root = bytes.fromhex(path.name.removesuffix(_SUFFIX).partition("-")[2])
-        yield PublishedWords(lambda frame: words[layout.frames[frame].slice], root)
-        return
     found = {manifest.key: (manifest, path) for manifest, path in _manifests(state / PUBLISHED / "complete")}
     chain = plan_fresh(version, [manifest.artifact for manifest, _ in found.values()])
     if not chain:
@@ -171,13 +132,6 @@ def opened_published(
             return rebuild_frame(frame, way, layout=layout, start=start)
 
         yield PublishedWords(rebuilt, found[chain[-1].key][0].policy_version.root)
-
-
-def _kept_in(directory: Path) -> Iterator[tuple[int, Path]]:
-    for path in directory.glob(f"*-*{_SUFFIX}") if directory.is_dir() else ():
-        number = path.name.partition("-")[0]
-        if number.isdecimal():
-            yield int(number), path
 
 
 def _manifests(directory: Path) -> Iterator[tuple[Manifest, Path]]:

@@ -35,8 +35,7 @@ class StoredVersions:
 
         Raises RefusedError: UNKNOWN_VERSION: nothing stored leads there.
         """
-        announcement = self.store.announcement()
-        artifacts = () if announcement is None else announcement.artifacts
+        artifacts = [manifest.artifact for manifest in self.store.whole()]
         path = () if version == PUBLIC_VERSION else plan_fresh(version, artifacts)
         if path is None:
             raise RefusedError(Reason.UNKNOWN_VERSION, f"no stored artifacts lead to version {version}")

@@ -18,7 +18,7 @@ except ``announcement``, ``listening`` and ``lease``. One process owns the direc
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -32,11 +32,13 @@ from node.weights.store.artifact_directories import ArtifactDirectories
 from node.weights.store.artifact_files import ArtifactFiles, Draft, disk_errors_refused
 from node.weights.store.high_water import HighWater
 from node.weights.store.offers import admit_offer, surplus
+from node.weights.store.pins import Pins
 from node.weights.store.readers import Readers
 
 logger = logging.getLogger(__name__)
 
 HEAD_FILE: Final = "head.json"
+PINS_FILE: Final = "pins.json"
 
 
 Listener = Callable[[], object]
@@ -96,6 +98,7 @@ class ArtifactStore:
         try:
             self._directories = ArtifactDirectories(root, public_key=public_key, run_id=run_id)
             self._mark = self._loaded_mark()
+            self._pins = Pins(root / PINS_FILE)
             self._announce()
         except OSError as error:
             raise StartupError(
@@ -144,6 +147,20 @@ class ArtifactStore:
         with self._lock, disk_errors_refused(key):
             self._withheld.discard(key)
             self._announce()
+
+    def pin(self, versions: Collection[int]) -> None:
+        """Keep a way to each of these versions, unannounced beyond retention, and to no others pinned before.
+
+        Raises OSError: the disk is full or failing; those pinned before stay.
+        """
+        with self._lock:
+            self._pins.set(versions)
+            self._announce()
+
+    @property
+    def pinned(self) -> frozenset[int]:
+        """The versions that were pinned last, by this process or an earlier one."""
+        return self._pins.versions
 
     def await_readers_of(self, version: int | None) -> None:
         """Keep a way to a version that slow peers are still to come to; None: to the head alone."""
@@ -345,7 +362,10 @@ class ArtifactStore:
             wanted=(head.number, self._awaited),
             retained_keyframes=self._retained_keyframes,
         )
-        for key in self.readers.removable(goes):
+        pinned = self._pins.kept(goes, complete.values())
+        for key in pinned:
+            visible.pop(key, None)
+        for key in self.readers.removable(goes - pinned):
             artifact = self.readers.remove_unless_read(key, partial(self._directories.pop, key))
             if artifact is not None:
                 visible.pop(key, None)
