@@ -1,6 +1,6 @@
 """Changes the live words to the version the served policy asks for, and looks for damage in them.
 
-    begin --frames--> VersionAssembly --remember (disk)--> apply (between two decode steps) --save (disk)-->
+    begin --frames--> VersionAssembly --finish (disk)--> apply (between two decode steps) --save (disk)-->
 
 A version is a change of the engine's live words: a swap to a spare copy that holds it, or writing it over
 them in place. The engine makes the change between two decode steps.
@@ -117,13 +117,15 @@ class HeldVersion:
         """Serve what was loaded; raises as ``apply``."""
         await self._change(lambda: self.policy.held, during=State.EMPTY)
 
-    async def begin(self, manifest: Manifest) -> VersionAssembly:
+    def begin(self, manifest: Manifest) -> VersionAssembly:
         """Begin to assemble a verified manifest's version; its payloads are logged on disk as they arrive.
+
+        Blocking: call it in a thread.
 
         Raises RefusedError: FENCED, ROLLBACK, LAYOUT_MISMATCH, OVER_LIMIT or WRONG_BASE.
         """
         self.saved.admitted(manifest)
-        payloads = await asyncio.to_thread(self.saved.begin, manifest)
+        payloads = self.saved.begin(manifest)
         base, base_version = self.weights.live, self.policy.held
         if manifest.base_version == PUBLIC_VERSION != base_version.number:
             base, base_version = self.saved.base_words, self.saved.base.version
@@ -141,6 +143,16 @@ class HeldVersion:
             payloads=payloads,
             spare=spare,
         )
+
+    def finish(self, assembly: VersionAssembly) -> None:
+        """Verify that a version is whole, and make it durable before it is served.
+
+        Blocking: call it in a thread.
+
+        Raises RefusedError: DAMAGED; FENCED, ROLLBACK or DISK, as ``SavedPolicy.remember``.
+        """
+        assembly.finish()
+        self.saved.remember(assembly.manifest, assembly.payloads)
 
     async def apply(self, assembly: VersionAssembly) -> None:
         """Change the live words to a version that is on disk.

@@ -1,6 +1,6 @@
 """Follows the head: keeps the engine on the newest policy version, while it generates.
 
-    announcement --> look --> fetch, assemble, verify --> remember --> apply between decode steps
+    announcement --> look --> fetch, assemble, verify, remember --> apply between decode steps
          ^                       |                                       |
          |                       `-- the words held are doubted: drop    |
          `---------------------------------------------------------------'
@@ -17,6 +17,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Callable
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from typing import ClassVar, Final
 
 from node.clock import Clock
@@ -183,9 +184,11 @@ class PolicySync:
         fields = {"artifact": str(artifact.key)}
         try:
             with self.node_metrics.waiting(FETCH):
-                self._assembly = await while_it_may(
+                assembly = await while_it_may(
                     self._assembled(artifact), changed=self._changed, may_go_on=self._is_fetching
                 )
+            if assembly is not None:
+                await asyncio.to_thread(self.held.finish, assembly)
         except ConnectionLost as lost:
             self._drop(DroppedFetch.LOST)
             logger.info("fetch interrupted", extra=fields | {"detail": str(lost)})
@@ -193,7 +196,8 @@ class PolicySync:
         except RefusedError as refused:
             self._refuse(artifact.key, refused)
         else:
-            if self._assembly is not None:
+            self._assembly = assembly
+            if assembly is not None:
                 self._policy.note(Event.VERIFIED)
             else:
                 self._drop(DroppedFetch.DOUBT)
@@ -204,10 +208,7 @@ class PolicySync:
 
     async def _assembled(self, artifact: Artifact) -> VersionAssembly:
         manifest = await self.fetcher.manifest(artifact.key)
-        assembly = await self.held.begin(manifest)
-        await self.fetcher.fetch_into(assembly, manifest)
-        await asyncio.to_thread(assembly.finish)
-        return assembly
+        return await self.fetcher.fetch_into(partial(self.held.begin, manifest), manifest)
 
     async def _serve(self) -> None:
         with contextlib.suppress(RefusedError):  # the engine failed meanwhile
@@ -216,11 +217,6 @@ class PolicySync:
     async def _apply(self) -> None:
         assembly, self._assembly = self._assembly, None
         assert assembly is not None, "a verified version was assembled"
-        try:
-            await asyncio.to_thread(self.held.saved.remember, assembly.manifest, assembly.payloads)
-        except RefusedError as refused:
-            self._refuse(assembly.manifest.key, refused)
-            return
         try:
             await self.held.apply(assembly)
         except RefusedError as refused:

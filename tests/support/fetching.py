@@ -26,6 +26,5 @@ async def fetch_version(
             ``Stage`` and ``Fetcher.fetch``. ``held`` is as it was.
         ConnectionLost: as ``Fetcher.fetch``.
     """
-    assembly = WholeVersion(manifest, layout=layout, base=held)
-    await fetcher.fetch_into(assembly, manifest)
+    assembly = await fetcher.fetch_into(lambda: WholeVersion(manifest, layout=layout, base=held), manifest)
     return await asyncio.to_thread(assembly.finish)

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from heterorl.v1 import policy_pb2
 from node.errors import Reason, RefusedError
@@ -71,6 +71,9 @@ class Assembly(Protocol):
 
     def put(self, frame: int, payload: bytes) -> None:
         """Apply a payload. Raises DamagedFrameError or WrongBaseError."""
+
+
+A = TypeVar("A", bound=Assembly)
 
 
 @dataclass(eq=False)
@@ -175,13 +178,18 @@ class Fetcher:
         if self._transfer is not None:
             self._transfer.unasked.forget()
 
-    async def fetch_into(self, assembly: Assembly, manifest: Manifest) -> None:
-        """Fetch the frames that ``assembly`` lacks of the manifest's version.
+    async def fetch_into(self, begin: Callable[[], A], manifest: Manifest) -> A:
+        """Return the assembly that ``begin`` makes in a thread, with all frames of the manifest's version.
 
         Raises RefusedError: WRONG_BASE: the base is not what it claims to be, once every other frame is
-        fetched; others as ``fetch``. ConnectionLost: as ``fetch``.
+        fetched; others as ``begin`` and ``fetch``. ConnectionLost: as ``fetch``.
         """
-        wrong = set(await asyncio.to_thread(assembly.take_held))
+
+        def take_held() -> tuple[A, set[int]]:
+            assembly = begin()
+            return assembly, {*assembly.take_held()}
+
+        assembly, wrong = await asyncio.to_thread(take_held)
 
         def put(frame: int, payload: bytes) -> None:
             started_s = time.perf_counter()
@@ -202,6 +210,7 @@ class Fetcher:
                 f"{len(wrong)} held frames are not what version {manifest.version} needs",
                 fix="start from a keyframe or from the public base model",
             )
+        return assembly
 
     def _lane(self, transfer: Transfer, *, lanes: int, rate: float) -> Lane:
         return Lane(
