@@ -117,7 +117,7 @@ class World:
         [outcome] = self.settle([partial(step_history.drain_opens, request=hello)], "fine")
         assert outcome.refusal is None, outcome.refusal
         self.accounts.confirm()
-        self.accounts.slots.deliver_anew(frozenset(self.delivered))
+        self.accounts.slots.open.deliver_anew(frozenset(self.delivered))
         self.unacknowledged.clear()
 
     def settle(self, requests: list[Decide[Any]], fate: str) -> list[Any]:
@@ -217,7 +217,7 @@ class World:
 
     def learn(self) -> None:
         """Deliver what is on disk, and now and then take a step on two groups."""
-        while (slot := self.accounts.slots.next_undelivered()) is not None:
+        while (slot := self.accounts.slots.open.next_undelivered()) is not None:
             stored = self.ledger.group(slot.number)
             assert stored is not None
             name = stored.group_id
@@ -257,7 +257,7 @@ def test_whatever_dies_or_fails_no_group_is_lost_or_trained_on_twice(tmp_path: P
     world.check()
     assert world.trained
     # What was answered is settled, or waits to be trained on.
-    waiting = {group_id(slot.number, slot.winner) for slot in world.accounts.slots.untrained()}
+    waiting = {group_id(slot.number, slot.winner) for slot in world.accounts.slots.open.untrained_slots()}
     assert world.safe <= waiting | set(world.trained)
     world.ledger.close()
 
