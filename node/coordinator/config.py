@@ -4,7 +4,6 @@ import hashlib
 import json
 import secrets
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
 from urllib.parse import parse_qs, urlsplit
@@ -18,13 +17,11 @@ from node.checks.installed import model_check, packages_check
 from node.config.settings import Address, BucketUrl, bucket_packages
 from node.coordinator.data.data_config import DataConfig
 from node.coordinator.data_check import DataUse, data_check
+from node.coordinator.evaluation_config import EvaluationConfig, copied
 from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.evaluation_settings import NO_EVALUATION, EvaluationSettings
-from node.coordinator.work.group_check import Work
-from node.coordinator.work.run_terms import RunTerms
+from node.coordinator.work.run_terms import NO_EVALUATION, EvaluationSettings, RunTerms, Work
 from node.errors import ConfigError
-from node.evaluation import REWARD
 from node.extras import NeededPackage
 from node.sampling_parameters import SamplingParameters
 from node.task_options import TaskOptions, checked_options, options_json, options_model
@@ -32,45 +29,6 @@ from node.task_options import TaskOptions, checked_options, options_json, option
 Value = TypeVar("Value")
 
 StopString = Annotated[str, Field(min_length=1, max_length=limits.STOP_STRING_CHARACTERS)]
-
-
-class EvaluationConfig(BaseModel):
-    """Table ``[coordinator.evaluation]``: held-out prompts that a version is asked now and then."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    every_versions: int = Field(ge=0, le=1 << 40)
-    """Evaluate the base model and then the newest version whenever so many more are out; 0: never. An
-    evaluation that lasts longer than that is finished first. Rarer costs less sampling."""
-    prompts: int = Field(ge=1, le=4096)
-    """How many prompts: the first of ``data.evaluation_rows`` or, without data, the task's last ones, which
-    are then never trained on. Each costs a group, or two where no verifier checks the answers. A version of
-    which less than 90 % are answered has no score. Four times as many halve the error. After a change in
-    mid-run earlier scores are not compared with later ones; without data it reorders the training prompts
-    that follow."""
-    completions: int = Field(default=1, ge=1, le=limits.GROUP_COMPLETIONS)
-    """Per prompt. More make the score steadier where sampling is random."""
-    temperature: float = Field(default=0.0, ge=0, le=limits.LARGEST_TEMPERATURE)
-    """Softmax temperature, at least 0.01; 0 takes the most likely token each time."""
-    max_new_tokens: int | None = Field(default=None, ge=1, le=1 << 20)
-    """Length at which a completion is cut; unset: the run's."""
-    best_by: str = Field(default=REWARD, pattern=f"^{limits.METRIC_NAME_PATTERN}$")
-    """The metric that picks the best version: "reward", or one that the grader returns, such as one that a
-    hacked reward does not move. An evaluation without that metric is never the best; `heterorl-node status`
-    says so."""
-
-    @model_validator(mode="after")
-    def _is_coherent(self) -> Self:
-        if self.completions > 1 and self.temperature == 0:
-            raise ValueError(
-                f"completions = {self.completions} at temperature = 0 are the same completion every time; "
-                "set completions = 1 or raise temperature"
-            )
-        if 0 < self.temperature < limits.LEAST_TEMPERATURE:
-            raise ValueError(
-                f"temperature = {self.temperature:g} must be 0 or at least {limits.LEAST_TEMPERATURE:g}"
-            )
-        return self
 
 
 class CoordinatorConfig(BaseModel):
@@ -314,23 +272,12 @@ class CoordinatorConfig(BaseModel):
 
     @property
     def evaluation_settings(self) -> EvaluationSettings:
-        """How versions are evaluated. The most likely token is what is left after top_k = 1."""
-        evaluation = self.evaluation
-        if evaluation is None or not evaluation.every_versions:
+        """How versions are evaluated."""
+        if self.evaluation is None:
             return NO_EVALUATION
-        is_greedy = evaluation.temperature == 0
-        return _copied(
-            evaluation,
-            EvaluationSettings,
-            sampling=replace(
-                self.sampling,
-                temperature=1.0 if is_greedy else evaluation.temperature,
-                top_k=1 if is_greedy else self.top_k,
-                max_new_tokens=evaluation.max_new_tokens or self.max_new_tokens,
-            ),
-            held_out_prompts=evaluation.prompts if self.data is None else 0,
-            task=self.task,
-            task_options=self._task_options_digest,
+        has_rows, options = self.data is not None, self.task_options
+        return self.evaluation.settings(
+            self.sampling, has_rows=has_rows, task=self.task, task_options=options
         )
 
     @property
@@ -349,13 +296,8 @@ class CoordinatorConfig(BaseModel):
         return options_json(self.task_options)
 
     @property
-    def _task_options_digest(self) -> str:
-        canonical = json.dumps(self.task_options, sort_keys=True)
-        return hashlib.sha256(canonical.encode()).hexdigest()[:16] if self.task_options else ""
-
-    @property
     def sampling(self) -> SamplingParameters:
-        return _copied(self, SamplingParameters)
+        return copied(self, SamplingParameters)
 
     @property
     def prompt_tokens(self) -> int:
@@ -366,18 +308,12 @@ class CoordinatorConfig(BaseModel):
 
     def terms(self, run_id: str, *, prompts: int) -> RunTerms:
         """Return what the run asks of samplers."""
-        return _copied(
+        return copied(
             self,
             RunTerms,
-            work=_copied(self, Work, run_id=run_id),
-            bounds=_copied(self, Bounds),
+            work=copied(self, Work, run_id=run_id),
+            bounds=copied(self, Bounds),
             prompts=prompts,
             evaluation=self.evaluation_settings,
             check_secret=secrets.token_bytes(16),
         )
-
-
-def _copied(config: BaseModel, value_type: type[Value], **others: object) -> Value:
-    """Return a value with the settings that have the names of its fields, and ``others``."""
-    names = {field.name for field in fields(value_type)} - others.keys()  # type: ignore[arg-type]
-    return value_type(**{name: getattr(config, name) for name in names if hasattr(config, name)}, **others)

@@ -27,7 +27,6 @@ from node.coordinator.ledger.backup_record import BackupRecord
 from node.coordinator.ledger.ledger_file import FILE_NAME as LEDGER_FILE
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.ledger.ledger_rows import LedgerEngine
-from node.coordinator.live_status import LiveStatus
 from node.coordinator.membership_servicer import MembershipServicer
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.model_servicer import ModelServicer
@@ -38,7 +37,7 @@ from node.coordinator.peers import Peers
 from node.coordinator.reward_checking import RewardChecking
 from node.coordinator.rollout_servicer import RolloutServicer
 from node.coordinator.run_ledger import RunLedger
-from node.coordinator.run_status import RunReport
+from node.coordinator.run_status import LiveStatus, RunReport
 from node.coordinator.submission_door import SubmissionDoor
 from node.coordinator.trust_upkeep import PARDONS, TrustUpkeep
 from node.enrolment.authority import KEY_FILE

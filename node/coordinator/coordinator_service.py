@@ -9,12 +9,12 @@ from functools import partial
 from typing import Final
 
 from node.coordinator.door import Door
-from node.coordinator.live_status import LiveStatus
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import Peers
 from node.coordinator.published import Published
 from node.coordinator.reward_checking import RewardChecking
+from node.coordinator.run_status import LiveStatus
 from node.coordinator.trust_upkeep import TrustUpkeep
 from node.coordinator.work import upkeep
 from node.coordinator.work.accounts import Accounts

@@ -28,8 +28,7 @@ from node.coordinator.run_ledger import RunLedger
 from node.coordinator.work import leasing, upkeep
 from node.coordinator.work.decision import Decide
 from node.coordinator.work.leasing import EMPTY_PAUSE_S, LeaseRequest, ReturnedLeases
-from node.coordinator.work.model_check import Learner
-from node.coordinator.work.task_check import check_prompts
+from node.coordinator.work.model_check import Learner, check_prompts
 from node.coordinator.work.verdicts import Submission, Submitted, submission
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
@@ -112,13 +111,6 @@ class Door:
         if grant.leases:
             return await self._with_rows(request, grant)
         return replace(grant, retry_after_s=self.peers.lease_pause_s(grant.retry_after_s))
-
-    async def release(self, request: ReturnedLeases) -> int:
-        """Take leases back, and count those that failed; return how many the sampler held."""
-        released = await self.ledger.decide(
-            partial(leasing.release, request=request), caller=request.sampler_id
-        )
-        return released.leases
 
     async def submit(self, request: Submission) -> Submitted:
         """Accept a group, or return why not; what is SPOOLED is on disk.

@@ -104,7 +104,7 @@ class LearnerStreams:
         self._accounts.confirm()
         if self._current is not None:
             self._current.end(_fenced())
-        self._accounts.slots.deliver_anew(frozenset(hello.held_group_ids))
+        self._accounts.slots.open.deliver_anew(frozenset(hello.held_group_ids))
         stream = self._current = LearnerStream(learner_epoch=hello.epoch)
         if hello.records:
             stream.acknowledgement = hello.version

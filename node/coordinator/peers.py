@@ -13,20 +13,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from node.coordinator.fleet.heartbeat_pause import drawn_pause_s, pause_s, silence_s
+from node.coordinator.fleet.heartbeats import UnheardVerdicts, drawn_pause_s, pause_s, silence_s
 from node.coordinator.fleet.membership import KnownPeer, Membership, PeerState
 from node.coordinator.fleet.peer_reports import HeartbeatAnswer, HeartbeatReport, Joining, Reported
-from node.coordinator.fleet.pending_verdicts import UnheardVerdicts
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.model_check import SamplerModel, VerifierModel
-from node.coordinator.work.task_check import UNSAID, run_grader
+from node.coordinator.work.run_terms import UNSAID, run_grader
 from node.identity.peer import Peer
 from node.limits import VERDICTS_PER_HEARTBEAT
 from node.peer_figures import MachineFigures, SamplerFigures
 from node.policy import PolicyVersion
 from node.protocol import Spoken
-from node.run import Role, StepReport, Teaching, Unusual
+from node.run import Role, StepReport, Teaching
 from node.verdict import GroupVerdict
 
 PENDING_VERDICTS: Final = 4 * VERDICTS_PER_HEARTBEAT
@@ -224,22 +223,8 @@ class Peers:
         """The learner known for the longest; None: there is none."""
         return next((peer for peer in self._few if peer.role is Role.LEARNER), None)
 
-    @property
-    def exportable_best(self) -> int | None:
-        """The best version as the learner has written it down; None: it has not, or is not there."""
-        best = (report.best_version for _, report in self._learners())
-        return next((version for version in best if version is not None), None)
-
-    @property
-    def changes(self) -> tuple[Unusual, ...]:
-        """Changes that operators made in the learner lately."""
-        return tuple(
-            Unusual(f"learner with {what}", 1, (peer.node_id,))
-            for peer, report in self._learners()
-            for what in report.changes
-        )
-
-    def _learners(self) -> Iterator[tuple[Peer, HeartbeatReport]]:
+    def learners(self) -> Iterator[tuple[Peer, HeartbeatReport]]:
+        """Yield the known learners with their newest reports."""
         return ((peer, self.report(peer)) for peer in self._few if peer.role is Role.LEARNER)
 
     def leave(self, peer: Peer) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from functools import partial
 from typing import Final, TypeVar
 
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
@@ -19,6 +20,7 @@ from node.coordinator.rollout_messages import (
     submission_of,
 )
 from node.coordinator.submission_door import SubmissionDoor
+from node.coordinator.work.leasing import release
 from node.coordinator.work.verifier_places import GRADING_LIMIT_S
 from node.errors import Reason, RefusedError
 from node.rollout import EncodedGroup
@@ -66,8 +68,10 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         self, request: rollout_pb2.ReleaseLeasesRequest, context: Context
     ) -> rollout_pb2.ReleaseLeasesResponse:
         """Accept returned leases, and count the attempts that failed."""
-        released = await self._door.release(returned_from_wire(peer_of(context), request))
-        return rollout_pb2.ReleaseLeasesResponse(released=released)
+        returned = returned_from_wire(peer_of(context), request)
+        decide = partial(release, request=returned)
+        released = await self._door.ledger.decide(decide, caller=returned.sampler_id)
+        return rollout_pb2.ReleaseLeasesResponse(released=released.leases)
 
     async def SubmitRollouts(  # noqa: N802 - the rpc's name
         self,

@@ -1,7 +1,13 @@
-"""The state of a run: what it does, who waits for whom, what is counted, a page of its peers; reads only."""
+"""The state of a run: what it does, who waits for whom, what is counted, a page of its peers; reads only.
 
+Rpcs ask ``RunReport``. Threads of the telemetry port ask ``LiveStatus``, which looks once on the event loop
+that owns what it reads.
+"""
+
+import asyncio
 import heapq
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -13,7 +19,10 @@ from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import Peers
 from node.coordinator.work.capacity import Capacity
 from node.coordinator.work.leasing import room
-from node.run import PeerQuery, PeerStatus, Role, RunStatus, SamplerStanding, Unusual
+from node.page.run_sections import RunView, run_sections
+from node.page.section import Section
+from node.page.step_curves import StepCurves
+from node.run import PeerQuery, PeerStatus, Role, RunStatus, SamplerStanding, StepReport, Unusual
 from node.telemetry.own_faults import OwnFault, OwnFaults
 
 BAD_PROMPTS_SHOWN: Final = 50
@@ -21,6 +30,12 @@ BAD_PROMPTS_SHOWN: Final = 50
 
 _WAITING_NAMED: Final = 3
 """Samplers named of those that wait for the same."""
+
+PEERS_SHOWN: Final = 50
+STEPS_SHOWN: Final = 500
+
+LOOK_S: Final = 2.0
+"""Patience with an event loop that is busy, by one thread; others show the page before meanwhile."""
 
 
 @dataclass(slots=True)
@@ -48,7 +63,7 @@ class RunReport:
         learner = accounts.learner
         rows, matching = self.table.page(query, now)
         survey, fault = self.table.survey, self.faults.first()
-        unusual = (*survey.unusual, *self.unusual_checks(), *self.table.peers.changes)
+        unusual = (*survey.unusual, *self.unusual_checks(), *changes_of(self.table.peers))
         if fault is not None:  # groups that are not taken in here are not held by their samplers' choice
             unusual = tuple(one for one in unusual if not one.what.endswith(SamplerStanding.HOARDS))
             rows = tuple(replace(row, standing_detail="") if _hoards(row) else row for row in rows)
@@ -81,7 +96,7 @@ class RunReport:
             max_staleness_versions=accounts.terms.bounds.max_staleness_versions,
             grader_digest=accounts.grader.digest,
             grader_said_by=accounts.grader.said_by,
-            exportable_best=self.table.peers.exportable_best,
+            exportable_best=_exportable_best(self.table.peers),
         )
 
     def _facts(self, capacity: Capacity, now: float, fault: OwnFault | None) -> Facts:
@@ -129,6 +144,21 @@ def _hoards(row: PeerStatus) -> bool:
     return row.standing == SamplerStanding.HOARDS
 
 
+def _exportable_best(peers: Peers) -> int | None:
+    """Return the best version as the learner has written it down; None: it has not, or is not there."""
+    best = (report.best_version for _, report in peers.learners())
+    return next((version for version in best if version is not None), None)
+
+
+def changes_of(peers: Peers) -> tuple[Unusual, ...]:
+    """Return the changes that operators made in the learner lately."""
+    return tuple(
+        Unusual(f"learner with {what}", 1, (peer.node_id,))
+        for peer, report in peers.learners()
+        for what in report.changes
+    )
+
+
 def _unheard_s(peers: Peers, role: Role, now: float) -> float | None:
     """Return the time since a peer of the role was last heard of; None: none ever was."""
     seen = [one.last_seen_s for one in peers.members if one.peer.role is role]
@@ -152,3 +182,34 @@ def waiting_samplers(peers: Peers, now: float) -> tuple[WaitingSamplers, ...]:
         )
         for waits_for, waits in by_wait.items()
     )
+
+
+class LiveStatus:
+    """The state of one run, for the threads that render pages."""
+
+    def __init__(self, report: RunReport, loop: asyncio.AbstractEventLoop) -> None:
+        """Prepare; ``loop`` is the one that ``report`` may be asked on."""
+        self._report = report
+        self._loop = loop
+        self._steps: deque[StepReport] = deque(maxlen=STEPS_SHOWN)
+
+    def note(self, step: StepReport | None) -> None:
+        """Keep a step for the curves, unless it is known."""
+        if step is not None and (not self._steps or self._steps[-1].version != step.version):
+            self._steps.append(step)
+
+    def sections(self) -> Iterator[Section]:
+        """Return the sections. Any thread but the loop's.
+
+        Raises TimeoutError: the event loop did not answer in LOOK_S.
+        """
+        look = asyncio.run_coroutine_threadsafe(self._look(), self._loop)
+        try:
+            status, steps = look.result(timeout=LOOK_S)
+        finally:
+            look.cancel()
+        return run_sections(RunView.live(status, StepCurves.of_reports(steps)))
+
+    async def _look(self) -> tuple[RunStatus, tuple[StepReport, ...]]:
+        self.note(self._report.table.peers.step)
+        return self._report.status(PeerQuery(sort_by="state", limit=PEERS_SHOWN)), tuple(self._steps)

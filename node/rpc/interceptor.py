@@ -17,6 +17,7 @@ import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import grpc
@@ -44,7 +45,6 @@ from node.rpc.call_rates import CallRates, Rate
 from node.rpc.channel import HUB_CLOCK_KEY, REASON_KEY
 from node.rpc.connection_guard import Owners
 from node.rpc.messages import bounded_parser, first_message_s, only_request, requests, within
-from node.waits import drop
 
 # Quoted: generic in the type stubs only.
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -97,11 +97,36 @@ class LiveRpc:
     task: asyncio.Task[None]
     ended_by: RefusedError | None = None
     """Why the server ended it; None while it has not."""
+    is_writing: bool = False
+    """Whether a message to its caller is on its way."""
 
     @property
     def account(self) -> tuple[str, str]:
         """The account that pays for it: its caller, or all strangers, and its method."""
         return "" if self.peer is None else self.peer.node_id, self.method
+
+    def end(self, refusal: RefusedError, *, patience_s: float) -> None:
+        """End it with a refusal.
+
+        A message that is being sent gets a little time: gRPC fails to send a status meanwhile, and the caller
+        would wait for its own deadline.
+        """
+        self.ended_by = refusal
+        if self.is_writing:
+            self.task.get_loop().call_later(patience_s, self._cut)
+        else:
+            self.task.cancel()
+
+    def end_stalled(self, limit_s: float) -> None:
+        """End it, whose caller takes no message for so long."""
+        if self.ended_by is None:
+            what = f"reading the answer took more than {limit_s:g} s"
+            self.ended_by = RefusedError(Reason.BUSY, what, fix="try again")
+            self.task.cancel()
+
+    def _cut(self) -> None:
+        if self.is_writing:
+            self.task.cancel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +196,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         """Cancel the servicers of rpcs for which there is a refusal, which their callers are sent."""
         for rpc in self._live:
             if rpc.ended_by is None and (refusal := refusal_of(rpc)) is not None:
-                rpc.ended_by = refusal
-                rpc.task.cancel()
+                rpc.end(refusal, patience_s=self._limits.refusal_s)
 
     async def intercept_service(
         self,
@@ -218,8 +242,13 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         first_s = min(self._limits.first_message_s, first_message_s(method))
 
         def taken(messages: AsyncIterator[Any], rpc: LiveRpc) -> AsyncIterator[Any]:
-            sent = requests(messages, first_s=first_s, stall_s=stall_s, yields_refusals=rule.is_answered_each)
-            return sent if rule.message_rate is None else self._paced(sent, rpc, rule.message_rate)
+            return requests(
+                messages,
+                first_s=first_s,
+                stall_s=stall_s,
+                yields_refusals=rule.is_answered_each,
+                wait_s=None if rule.message_rate is None else partial(self._pace, rpc, rule.message_rate),
+            )
 
         async def respond(messages: AsyncIterator[Any], context: Context) -> Any:
             async with self._served(method, rule, context) as rpc:
@@ -246,7 +275,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
                 async with contextlib.aclosing(behaviour(request, context)) as responses:
                     async for response in responses:
                         self._charge_refused_messages(rpc, rule.refusals(response))
-                        await self._write(context, response)
+                        await self._write(rpc, context, response)
 
         called = "stream" if handler.request_streaming else "unary"
         answered = "stream" if handler.response_streaming else "unary"
@@ -262,13 +291,9 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         )
         return guarded
 
-    async def _paced(self, messages: AsyncIterator[Any], rpc: LiveRpc, rate: Rate) -> AsyncIterator[Any]:
-        """Yield messages as fast as the rate allows; gRPC's flow control then holds up the sender."""
-        async for message in messages:
-            wait_s = self._rates.reserve((rpc.account, "message"), rate, now=self._clock.monotonic())
-            if wait_s:
-                await asyncio.sleep(wait_s)
-            yield message
+    def _pace(self, rpc: LiveRpc, rate: Rate) -> float:
+        """Return how long a message has to wait by the rate; gRPC's flow control holds up its sender."""
+        return self._rates.reserve((rpc.account, "message"), rate, now=self._clock.monotonic())
 
     def _charge_refused_messages(self, rpc: LiveRpc, refused: int) -> None:
         for _ in range(refused):
@@ -278,29 +303,18 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
     def _charge_refusal(self, rpc: LiveRpc) -> None:
         self._rates.charge_refusal(rpc.account, rpc.rule.rate, now=self._clock.monotonic())
 
-    async def _write(self, context: Context, response: Any) -> None:
-        """Write one message, within ``stall_s``.
-
-        When it takes longer, or is cancelled, wait a little until the message is sent, so that a refusal can
-        follow it: gRPC fails to send a status while a message is being sent, and the caller would wait for
-        its own deadline.
-        """
-        writing = asyncio.ensure_future(context.write(response))
+    async def _write(self, rpc: LiveRpc, context: Context, response: Any) -> None:
+        """Write one message, within ``stall_s``. Without a task: a large fleet is sent thousands a second."""
+        stall_s = self._limits.stall_s
+        rpc.is_writing = True
+        limit = rpc.task.get_loop().call_later(stall_s, rpc.end_stalled, stall_s)
         try:
-            await asyncio.wait([writing], timeout=self._limits.stall_s)  # does not cancel it
-            if not writing.done():
-                raise RefusedError(
-                    Reason.BUSY,
-                    f"reading the answer took more than {self._limits.stall_s:g} s",
-                    fix="try again",
-                )
-        except (asyncio.CancelledError, RefusedError):
-            try:
-                await asyncio.wait([writing], timeout=self._limits.refusal_s)
-            finally:
-                drop(writing)
-            raise
-        writing.result()
+            await context.write(response)
+        finally:
+            limit.cancel()
+            rpc.is_writing = False
+        if rpc.ended_by is not None:
+            raise asyncio.CancelledError
 
     @contextlib.asynccontextmanager
     async def _served(self, method: str, rule: Rule, context: Context) -> AsyncIterator[LiveRpc]:

@@ -59,10 +59,18 @@ def parsed(request: Any) -> Any:
 
 
 async def requests(
-    messages: AsyncIterator[Any], *, first_s: float, stall_s: float | None, yields_refusals: bool = False
+    messages: AsyncIterator[Any],
+    *,
+    first_s: float,
+    stall_s: float | None,
+    yields_refusals: bool = False,
+    wait_s: Callable[[], float] | None = None,
 ) -> AsyncIterator[Any]:
-    """Yield a stream's requests; ``stall_s`` is the longest wait for any but the first, None: no limit.
+    """Yield a stream's requests.
 
+    Args:
+        stall_s: The longest wait for any but the first; None: no limit.
+        wait_s: Returns how long a message that has come waits before it is yielded.
     Raises RefusedError: MALFORMED or OVER_LIMIT, unless they are yielded; BUSY when none came in time.
     """
     limit_s: float | None = first_s
@@ -76,6 +84,8 @@ async def requests(
                     message = await anext(messages)
         except StopAsyncIteration:
             return
+        if wait_s is not None and (pause_s := wait_s()):
+            await asyncio.sleep(pause_s)
         yield message if yields_refusals else parsed(message)
         limit_s, what = stall_s, "the next message"
 

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from heterorl.v1 import membership_pb2
-from node.coordinator import live_status
+from node.coordinator import run_status
 from node.coordinator.fleet.peer_reports import Joining
 from node.identity.peer import Peer
 from node.page.live_page import REFRESH_S, LivePage
@@ -42,18 +42,18 @@ async def test_the_page_shows_the_run_and_is_worked_out_once_however_many_look(m
 async def test_while_the_event_loop_hangs_one_look_waits_for_it_and_no_other(
     made: MadeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_status, "LOOK_S", 0.01)
+    monkeypatch.setattr(run_status, "LOOK_S", 0.01)
     async with running_hub(made) as hub:
         page = page_of(hub)
         with pytest.raises(TimeoutError):
             page.render()  # on the loop, which so cannot answer
-        monkeypatch.setattr(live_status, "LOOK_S", 100.0)
+        monkeypatch.setattr(run_status, "LOOK_S", 100.0)
         with pytest.raises(TimeoutError):
             page.render()
         hub.clock.advance(REFRESH_S)
         shown = await looked(page)
         hub.clock.advance(REFRESH_S)
-        monkeypatch.setattr(live_status, "LOOK_S", 0.01)
+        monkeypatch.setattr(run_status, "LOOK_S", 0.01)
         with pytest.raises(TimeoutError):
             page.render()
         assert page.render() == shown.encode()

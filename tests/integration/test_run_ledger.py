@@ -249,6 +249,20 @@ async def test_a_caller_that_goes_away_leaves_memory_and_disk_in_agreement(path:
         assert dict(again.accounts.slots.open_slots) == dict(hub.accounts.slots.open_slots)
 
 
+async def test_what_follows_from_an_answer_follows_although_its_caller_has_gone(path: Path) -> None:
+    async with open_door(path) as (hub, ledger):
+        await hub.ask("s1", 1)
+        ledger.gate, before = asyncio.Event(), len(ledger.commits)
+        caller = asyncio.create_task(hub.submit("0.1"))
+        await until(lambda: len(ledger.commits) > before)
+        caller.cancel()
+        await asyncio.wait({caller})
+        assert hub.value("groups_total", verdict="spooled") == 0
+        ledger.gate.set()
+        await hub.ask("s2")  # decided after it
+        assert hub.value("groups_total", verdict="spooled") == 1
+
+
 async def test_callers_beyond_the_bound_are_told_to_come_back(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -418,7 +432,7 @@ async def test_a_group_that_is_replaced_while_it_is_on_its_way_costs_no_credit(p
         await hub.submit("1.1")
         drain = await hub.open_stream()
         drain.add_credits(1)
-        slot = hub.accounts.slots.next_undelivered()
+        slot = hub.accounts.slots.open.next_undelivered()
         assert slot is not None
         drain.credits -= 1
         await hub.learners.hear(drain, GroupVerdict("0.1", Verdict.STALE))

@@ -18,8 +18,8 @@ from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.decision import Decision
-from node.coordinator.work.evaluation_settings import EvaluationSettings
 from node.coordinator.work.findings import Found
+from node.coordinator.work.run_terms import EvaluationSettings
 from node.coordinator.work.slots import SlotKind, SlotState, group_id
 from node.coordinator.work.verifier_places import VerifierPlaces
 from node.evaluation import Evaluation
@@ -154,7 +154,7 @@ class Run:
             name = group_id(slot.number, slot.lease.number)
             group = self.desk.answer(name)
             assert self.desk.submit(name, slot.lease.holder, group=group).verdict is Verdict.SPOOLED
-        spooled = [slot for slot in self.desk.accounts.slots.untrained()][:2]
+        spooled = [slot for slot in self.desk.accounts.slots.open.untrained_slots()][:2]
         names = [group_id(slot.number, slot.winner) for slot in spooled]
         self.version += 1
         assert self.desk.train(self.version, *names).refusal is None
@@ -250,7 +250,7 @@ def test_each_sampler_answers_a_held_out_prompt_at_most_once_and_none_reaches_th
                 is_trained_on = slot.prompt_index < PROMPTS - SETTINGS.prompts
                 assert is_trained_on is (slot.kind is SlotKind.TRAIN)
                 assert slot.state is not SlotState.EVALUATED
-            assert all(slot.kind is SlotKind.TRAIN for slot in run.desk.accounts.slots.untrained())
+            assert all(slot.kind is SlotKind.TRAIN for slot in run.desk.accounts.slots.open.untrained_slots())
         record = read_evaluations(run.path)
         assert len(record) >= 2, "too little happened"
         assert set(run.counted.values()) <= {1}

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.work import leasing, step_history, verdicts
+from node.coordinator.work import leasing, slot_grants, step_history, verdicts
 from node.coordinator.work.bad_prompts import Aside
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.slot_table import SUSPECTS_PER_GRANT, SlotTable
+from node.coordinator.work.slot_grants import SUSPECTS_PER_GRANT
+from node.coordinator.work.slot_table import SlotTable
 from node.coordinator.work.slots import (
     MAX_ATTEMPTS,
     MAX_FAULTS,
-    SAME_SAMPLER_S,
     SETTLED,
     Slot,
     SlotState,
@@ -220,11 +220,11 @@ class SlotsOfARun(RuleBasedStateMachine):
                 return aside(slots.open_slots[number].prompt_index) is Aside.NOT
 
             for wanted in (-1, 0, 1, 4, 9):
-                again = slots._up_again(sampler, wanted, may_have, now=now)
+                again = slot_grants.up_again(slots.open, slots.times, sampler, wanted, may_have, now=now)
                 assert list(again) == up_again(slots, sampler, wanted, aside, now=now)
         for at_s in (now, now + TTL_S / 2, now + TTL_S):
             ended = {slot.number for slot in slots.expire(at_s)}
-            assert ended == {n for n, deadline_s in slots._deadlines.items() if deadline_s <= at_s}
+            assert ended == {n for n, deadline_s in slots.times.deadlines.items() if deadline_s <= at_s}
 
     @invariant()
     def bounds_hold(self) -> None:
@@ -268,8 +268,7 @@ def up_again(
         if slot.state is not SlotState.AVAILABLE or aside(slot.prompt_index) is not Aside.NOT:
             continue
         if slot.had_fault():
-            pause_s = SAME_SAMPLER_S if slot.had_fault(holder) else 0.0
-            if not suspects or slots._retry_at_s.get(slot.number, now) + pause_s > now:
+            if not suspects or not slots.times.may_retry(slot, holder, now=now):
                 continue
             suspects -= 1
         found.append(slot)

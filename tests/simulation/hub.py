@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from node.coordinator.coordinator_service import UPKEEP_S, CoordinatorService
@@ -18,24 +19,21 @@ from node.coordinator.fleet.peer_reports import HeartbeatAnswer, HeartbeatReport
 from node.coordinator.held_back import HeldBack
 from node.coordinator.learner_stream import LearnerStream, LearnerStreams
 from node.coordinator.ledger.ledger_file import FILE_NAME
-from node.coordinator.live_status import LiveStatus
 from node.coordinator.outcomes import Outcomes
 from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import Peers
 from node.coordinator.published import Published
 from node.coordinator.reward_checking import RewardChecking, Verifier
 from node.coordinator.run_ledger import RunLedger
-from node.coordinator.run_status import RunReport
+from node.coordinator.run_status import LiveStatus, RunReport
 from node.coordinator.trust_upkeep import TrustUpkeep
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.decision import Batch
-from node.coordinator.work.evaluation_settings import NO_EVALUATION, EvaluationSettings
-from node.coordinator.work.group_check import Work
-from node.coordinator.work.leasing import LeaseRequest, ReturnedLeases
+from node.coordinator.work.leasing import LeaseRequest, ReturnedLeases, release
 from node.coordinator.work.model_check import Learner, SamplerModel, StatedText
-from node.coordinator.work.run_terms import RunTerms
+from node.coordinator.work.run_terms import NO_EVALUATION, EvaluationSettings, RunTerms, Work
 from node.coordinator.work.slots import is_held_out
 from node.coordinator.work.step_history import Hello
 from node.coordinator.work.trust import Quarantine
@@ -303,7 +301,8 @@ class Hub:
 
     async def release(self, peer: Peer, lease_ids: tuple[str, ...], failed: tuple[FailedLease, ...]) -> int:
         self._check_not_revoked(peer.node_id)
-        return await self.door.release(ReturnedLeases(peer.node_id, lease_ids, failed))
+        decide = partial(release, request=ReturnedLeases(peer.node_id, lease_ids, failed))
+        return (await self.run_ledger.decide(decide, caller=peer.node_id)).leases
 
     async def submit(self, encoded: EncodedGroup, group: RolloutGroup) -> Submitted:
         """Take a group in, whose sampler is proved."""

@@ -19,8 +19,10 @@ from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.run_ledger import RunLedger
 from node.coordinator.work import leasing
 from node.coordinator.work.accounts import Accounts
-from node.coordinator.work.sampler_standing import Standing, Standings
+from node.coordinator.work.open_slots import OpenSlots
+from node.coordinator.work.sampler_standing import Standing
 from node.coordinator.work.slot_table import Claim, SlotTable
+from node.coordinator.work.standings import Standings
 from node.run import StepRecord
 
 SEEDS = 200
@@ -66,7 +68,7 @@ def _keeps_what_failed() -> Iterator[None]:
         yield
 
 
-def _never_delivers_anew(self: SlotTable, held: Any) -> None:
+def _never_delivers_anew(self: OpenSlots, held: Any) -> None:
     """Leave out what a new stream is owed again."""
 
 
@@ -146,7 +148,7 @@ PLANTED = (
     Planted("memory keeps what the disk refused", _keeps_what_failed),
     Planted(
         "what the learner holds is never delivered again",
-        _patched(SlotTable, "deliver_anew", _never_delivers_anew),
+        _patched(OpenSlots, "deliver_anew", _never_delivers_anew),
     ),
     Planted(
         "the learner takes every step for acknowledged",

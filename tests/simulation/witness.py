@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from node.coordinator.ledger.ledger_check import examine
 from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.coordinator.work.accounts import Accounts
-from node.coordinator.work.sampler_standing import ALL_NEWCOMERS_PART, NEWCOMER_LEASES
+from node.coordinator.work.sampler_standing import NEWCOMER_LEASES
 from node.coordinator.work.slots import (
     UNTRAINED,
     SlotState,
@@ -31,6 +31,7 @@ from node.coordinator.work.slots import (
     parse_group_id,
     slot_and_attempt,
 )
+from node.coordinator.work.standings import ALL_NEWCOMERS_PART
 from node.coordinator.work.step_history import Hello
 from node.failure import Failure
 from node.policy import PolicyVersion
@@ -271,7 +272,7 @@ class Witness:
     def unfinished(self, hub: "Hub") -> set[str]:
         """Return what is under way at the coordinator: groups, leases, an evaluation."""
         slots, evaluation = hub.accounts.slots, hub.accounts.evaluations.under_way
-        groups = {f"group {group_id(slot.number, slot.winner)}" for slot in slots.untrained()}
+        groups = {f"group {group_id(slot.number, slot.winner)}" for slot in slots.open.untrained_slots()}
         leases = {
             f"lease {group_id(slot.number, slot.granted)} of {slot.lease.holder}"
             for slot in slots.open_slots.values()

@@ -585,7 +585,7 @@ class _World:
                 return _nothing
             case K.TASK_CHANGED if hub is not None:
                 self._options += 1
-                for slot in hub.accounts.slots.untrained():
+                for slot in hub.accounts.slots.open.untrained_slots():
                     self._witness.excuse(group_id(slot.number, slot.winner), "graded by other options")
                 return _nothing if self._kill_hub("is stopped, and given other options") else None
             case K.GROUP_DAMAGED if hub is not None:

@@ -8,11 +8,9 @@ from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Balance, Transaction
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.decision import Decision
-from node.coordinator.work.evaluation_settings import NO_EVALUATION, EvaluationSettings
-from node.coordinator.work.group_check import Work
 from node.coordinator.work.leasing import LeaseRequest, Released, ReturnedLeases, release
 from node.coordinator.work.model_check import Learner
-from node.coordinator.work.run_terms import RunTerms
+from node.coordinator.work.run_terms import NO_EVALUATION, EvaluationSettings, RunTerms, Work
 from node.coordinator.work.sampler_standing import Standing
 from node.coordinator.work.slots import is_held_out, parse_group_id
 from node.coordinator.work.verdicts import Submission, Submitted

@@ -85,7 +85,7 @@ class Learner:
 
     def receive(self, desk: LedgerDesk) -> None:
         """Take one group, if there is one and room for it."""
-        waiting = [group_id(slot.number, slot.winner) for slot in desk.accounts.slots.untrained()]
+        waiting = [group_id(slot.number, slot.winner) for slot in desk.accounts.slots.open.untrained_slots()]
         name = next((name for name in waiting if name not in self.sent), None)
         if name is None or self.credits == 0:
             return

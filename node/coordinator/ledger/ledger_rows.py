@@ -25,7 +25,6 @@ from node.coordinator.work.balance import Balance, Transaction
 from node.coordinator.work.check_queue import Held
 from node.coordinator.work.evaluations import ANSWERS_KEPT
 from node.coordinator.work.slot_generations import Generation
-from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import (
     HELD_OUT_FROM,
     SETTLED,
@@ -33,6 +32,7 @@ from node.coordinator.work.slots import (
     Attempt,
     HeldOutAnswer,
     Slot,
+    SlotBalance,
     SlotState,
     group_id,
     slot_and_attempt,

@@ -17,16 +17,15 @@ from typing import Any
 from node.coordinator.work.bad_prompts import BadPrompts
 from node.coordinator.work.balance import Balance, Transaction
 from node.coordinator.work.capacity import Load
-from node.coordinator.work.check_bets import checked_share
 from node.coordinator.work.check_queue import Held
+from node.coordinator.work.delivery import NewcomersPart, SpooledGroups
 from node.coordinator.work.evaluations import Evaluations
 from node.coordinator.work.group_check import NotedOptions
 from node.coordinator.work.model_check import Learner
-from node.coordinator.work.newcomer_share import newcomers_wait
 from node.coordinator.work.reward_checks import RewardChecks
 from node.coordinator.work.run_data import NO_DATA, DataSeen
-from node.coordinator.work.run_terms import RunTerms
-from node.coordinator.work.sampler_standing import Standing, Standings
+from node.coordinator.work.run_terms import RunGrader, RunTerms
+from node.coordinator.work.sampler_standing import Standing, checked_share
 from node.coordinator.work.slot_generations import Generation, Generations
 from node.coordinator.work.slot_table import SlotTable
 from node.coordinator.work.slots import (
@@ -40,9 +39,8 @@ from node.coordinator.work.slots import (
     kind_of,
     slot_and_attempt,
 )
-from node.coordinator.work.spooled_groups import SpooledGroups
+from node.coordinator.work.standings import Standings
 from node.coordinator.work.tallies import Tallies, Tally
-from node.coordinator.work.task_check import RunGrader
 from node.coordinator.work.version_log import VersionLog
 from node.evaluation import Evaluation
 from node.fact import Newest
@@ -129,7 +127,7 @@ class Accounts:
         self.reward_checks.restore(balance.owed_checks)
         if any(standing.checks for standing in self.standings):
             self.reward_checks.has_had_verifier = True
-        for slot in (*self.slots.untrained(), *self.slots.answered()):
+        for slot in (*self.slots.open.untrained_slots(), *self.slots.open.answered_slots()):
             if not terms.work.verifiers_grade or slot.state is SlotState.UNGRADED:
                 self._draw(slot, now=now)
 
@@ -274,27 +272,26 @@ class Accounts:
 
     def next_undelivered(self) -> Slot | None:
         """Return the oldest slot whose group the learner may be sent, and count it as delivered; or None."""
-        is_held = self.reward_checks.is_held
-        if not self._newcomers_wait():
-            return self.slots.next_undelivered(is_held)
-        return self.slots.next_undelivered(lambda number: is_held(number) or self._is_newcomers(number))
+        is_held, newcomers = self.reward_checks.is_held, self._newcomers_part()
+        return self.slots.open.next_undelivered(
+            is_held if newcomers is None else newcomers.held_with(is_held)
+        )
 
     def waiting_newcomers(self) -> int:
         """Count the groups that wait because newcomers fill their part of the batches."""
-        return sum(map(self._is_newcomers, self.slots.open.undelivered)) if self._newcomers_wait() else 0
+        newcomers = self._newcomers_part()
+        return 0 if newcomers is None else newcomers.waiting()
 
     def ungraded_since_s(self) -> float | None:
         """Return when the group was spooled that has waited longest for a verifier; None: none waits."""
         return min(map(self.spooled.at_s.__getitem__, self.slots.open.ungraded), default=None)
 
-    def _newcomers_wait(self) -> bool:
-        if self.work.verifiers_grade:  # what a sampler says of itself moves nothing
-            return False
+    def _newcomers_part(self) -> NewcomersPart | None:
+        """Return the part of newcomers; None where what a sampler says of itself moves nothing."""
+        if self.work.verifiers_grade:
+            return None
         most = max(1, int(self.terms.newcomers_part * self.terms.bounds.batch_groups))
-        return newcomers_wait(self.slots.open, self.standings.vetted, most=most)
-
-    def _is_newcomers(self, number: int) -> bool:
-        return self.slots.open_slots[number].winning_holder not in self.standings.vetted
+        return NewcomersPart(self.slots.open, self.standings.vetted, most=most)
 
     def _note_changed_options(self, _: NotedOptions) -> None:
         self.leased_before_change = frozenset(
@@ -319,12 +316,5 @@ class Accounts:
         standing = self.standings.of(slot.winning_holder)
         is_all = self.work.verifiers_grade or slot.kind is SlotKind.HELD_OUT
         share = 1.0 if is_all else checked_share(standing.checks, standing.differing)
-        held = Held(
-            slot.number,
-            group_id(slot.number, slot.winner),
-            slot.winning_holder,
-            now,
-            prompt_index=slot.prompt_index,
-            size_bytes=self.spooled.size_bytes(slot.number),
-        )
+        held = Held.of(slot, size_bytes=self.spooled.size_bytes(slot.number), now=now)
         self.reward_checks.draw(held, share=share)

@@ -13,8 +13,7 @@ from node.coordinator.work.model_check import Learner
 from node.coordinator.work.run_data import NO_DATA, DataSeen
 from node.coordinator.work.sampler_standing import Standing
 from node.coordinator.work.slot_generations import Generation
-from node.coordinator.work.slot_table import SlotBalance
-from node.coordinator.work.slots import Slot
+from node.coordinator.work.slots import Slot, SlotBalance
 from node.coordinator.work.tallies import Tally
 from node.coordinator.work.version_log import Announced
 from node.evaluation import Evaluation

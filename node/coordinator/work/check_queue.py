@@ -4,6 +4,8 @@ from collections import OrderedDict
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
+from node.coordinator.work.slots import Slot, group_id
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -19,6 +21,14 @@ class Held:
     """How often it has turned late, at all verifiers together."""
     prompt_index: int = field(default=0, compare=False)
     size_bytes: int = field(default=0, compare=False)
+
+    @classmethod
+    def of(cls, slot: Slot, *, size_bytes: int, now: float) -> "Held":
+        """Return the group that won a slot."""
+        name = group_id(slot.number, slot.winner)
+        return cls(
+            slot.number, name, slot.winning_holder, now, prompt_index=slot.prompt_index, size_bytes=size_bytes
+        )
 
 
 class CheckQueue:

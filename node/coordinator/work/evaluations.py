@@ -21,9 +21,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from node.coordinator.work.evaluation_settings import EvaluationSettings
-from node.coordinator.work.group_check import Work
 from node.coordinator.work.held_out_score import progress, scored
+from node.coordinator.work.run_terms import EvaluationSettings, Work
 from node.coordinator.work.slot_table import SlotTable
 from node.coordinator.work.slots import (
     SETTLED,
@@ -196,7 +195,7 @@ class Evaluations:
         """Count the answers that no check holds back, and end an evaluation that is over."""
         counted = tuple(
             replace(slot, state=SlotState.EVALUATED)
-            for slot in self._table.answered()
+            for slot in self._table.open.answered_slots()
             if not is_held(slot.number)
         )
         current = self.under_way

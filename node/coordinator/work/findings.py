@@ -111,7 +111,7 @@ def _checked(accounts: Accounts, request: Found, *, now: float) -> Decision[Chec
     if finding.outcome is RewardCheck.AGREED:
         return Decision(Checked(request), transaction)
     if after.is_proven_liar:
-        suspect = [slot for slot in accounts.slots.untrained() if slot.winning_holder == name]
+        suspect = [slot for slot in accounts.slots.open.untrained_slots() if slot.winning_holder == name]
         undone = revocation(accounts, [name], now=now).transaction
         transaction = replace(undone, facts=(*undone.facts, after), freed=freed)
     elif is_settled and kind_of(held.slot) is SlotKind.HELD_OUT:
@@ -119,7 +119,7 @@ def _checked(accounts: Accounts, request: Found, *, now: float) -> Decision[Chec
         retracted = replace(transaction, slots=change.slots, facts=(*transaction.facts, *change.evaluations))
         return Decision(Checked(request), retracted)
     else:
-        slot = accounts.slots.undelivered(held.slot)
+        slot = accounts.slots.open.unsent(held.slot)
         suspect = [slot] if slot is not None and group_id(slot.number, slot.winner) == held.group_id else []
     refused = [
         (group_id(slot.number, slot.winner), again)

@@ -4,39 +4,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from node import limits
 from node.coordinator.work.model_check import Learner, check_model
+from node.coordinator.work.run_terms import Work
 from node.coordinator.work.slots import Slot
-from node.coordinator.work.task_check import UNSAID, RunGrader
 from node.coordinator.work.version_log import VERSIONS_REMEMBERED
 from node.errors import Reason, RefusedError
 from node.fact import Fact
 from node.rollout import GroupHeader, other_options
-from node.sampling_parameters import SamplingParameters
 from node.verdict import Verdict
 from node.well_formed import check_header
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """The terms of every lease of the run."""
-
-    run_id: str
-    task: str
-    group_size: int
-    sampling: SamplingParameters
-    prompt_tokens: int = limits.PROMPT_TOKENS
-    """Most tokens of a prompt, as far as it is known."""
-    task_digest: bytes = b""
-    """Digest of the task's name and options."""
-    grader: RunGrader = UNSAID
-    verifiers_grade: bool = False
-    """Whether groups come without rewards, which verifiers then work out."""
-
-    def objection_to_grader(self, digest: bytes) -> str:
-        """Return how a sampler's grader code differs from the run's; empty where it does not, or grades
-        nothing."""
-        return "" if self.verifiers_grade else self.grader.objection(digest)
 
 
 @dataclass(frozen=True, slots=True)

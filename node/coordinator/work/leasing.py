@@ -8,10 +8,10 @@ from node.coordinator.work.bad_prompts import Aside, Report
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.capacity import Capacity, capacity
 from node.coordinator.work.decision import Decision
-from node.coordinator.work.group_check import Work
 from node.coordinator.work.model_check import check_base
-from node.coordinator.work.sampler_standing import Share
+from node.coordinator.work.run_terms import Work
 from node.coordinator.work.slots import Slot, SlotKind, SlotState, group_id, version_and_place
+from node.coordinator.work.standings import Share
 from node.failure import FailedLease, Failure
 from node.policy import BaseModel, PolicyVersion
 from node.rollout import LeaseGrant, LeasePurpose, PromptLease

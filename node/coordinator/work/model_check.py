@@ -1,4 +1,4 @@
-"""Whether a peer that joins, or a group, has the run's model and tokenizer: those of its learner; pure."""
+"""Whether a peer that joins, or a group, has the run's model, tokenizer and task; pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -202,3 +202,17 @@ def _differing_parts(base: BaseModel, learner: Learner) -> Iterator[str]:
         part = slice(number * BASE_PART_BYTES, (number + 1) * BASE_PART_BYTES)
         if base.parts[part] != learner.base_parts[part]:
             yield name[:_NAME_CHARACTERS]
+
+
+def check_prompts(found: int, *, runs: int, task: str, sampler_id: str) -> None:
+    """Check that a sampler found as many prompts in its task as the run has, held-out ones included.
+
+    Raises RefusedError: TASK_MISMATCH.
+    """
+    if found != runs:
+        raise RefusedError(
+            Reason.TASK_MISMATCH,
+            f"task {task!r} of sampler {sampler_id} has {found} prompts, the run has {runs}",
+            fix="give this sampler the run's task and data (sampler.custom_tasks), or set "
+            f"coordinator.prompts = {found} and restart the coordinator",
+        )

@@ -12,10 +12,10 @@ Each change and each look-up costs O(log n) of the open slots. What a decision f
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
-from node.coordinator.work.slots import DELIVERABLE, UNTRAINED, Slot, SlotKind, SlotState
+from node.coordinator.work.slots import DELIVERABLE, UNTRAINED, Slot, SlotKind, SlotState, group_id
 
 _SPARE: Final = 64
 """Removed entries that a heap may keep besides as many as it has members; then it is made anew."""
@@ -44,6 +44,38 @@ class OpenSlots:
     def delivered(self) -> set[int]:
         """Return the slots of ``untrained`` that have been sent to the learner's stream."""
         return self.undelivered.missing(self.untrained) - self.ungraded
+
+    def answered_slots(self) -> list[Slot]:
+        """Return the held-out slots whose group does not count yet, lowest number first."""
+        return [self.by_number[number] for number in sorted(self.answered)]
+
+    def untrained_slots(self) -> list[Slot]:
+        """Return the slots whose group waits for training, oldest first."""
+        return [self.by_number[number] for number in sorted(self.untrained)]
+
+    def deliver_anew(self, held: Collection[str]) -> None:
+        """Count every group that waits for training as undelivered, except those that the learner holds."""
+        for slot in self.untrained_slots():
+            if slot.state is SlotState.UNGRADED:
+                continue
+            is_held = group_id(slot.number, slot.winner) in held
+            (self.undelivered.discard if is_held else self.undelivered.add)(slot.number)
+
+    def next_undelivered(self, is_held: Callable[[int], bool] = lambda _: False) -> Slot | None:
+        """Return the oldest slot whose group was not delivered, and count it as delivered; None: none.
+
+        Groups that are held back are passed over.
+        """
+        number = next((number for number in self.undelivered if not is_held(number)), None)
+        if number is None:
+            return None
+        self.undelivered.discard(number)
+        return self.by_number[number]
+
+    def unsent(self, number: int) -> Slot | None:
+        """Return a slot whose group was neither sent to the learner nor counted in a score; else None."""
+        here = (self.undelivered, self.ungraded, self.answered)
+        return self.by_number[number] if any(number in numbers for numbers in here) else None
 
     def prove(self, holder: str) -> None:
         if holder not in self._proven:

@@ -11,14 +11,13 @@
 
 A group that is held back waits for no other, and no other waits for it. The share that is drawn follows the
 sampler's record: every group of a newcomer, so that it moves nothing unchecked, and soon one in twelve while
-its checks agree (``check_bets``). Nobody can tell which: the draw is a keyed hash of the group's id, and the
-key never leaves this process.
+its checks agree (``sampler_standing``). Nobody can tell which: the draw is a keyed hash of the group's id,
+and the key never leaves this process.
 
-**Shared out by sampler.** A sampler may have as many groups held as there is room left for all. One at this
-bound hands in no more and is leased no more, if it is a newcomer or its groups are dear to check
-(``verifier_places``, which shares out verifiers' places and time): it waits for its own checks, and nobody
-else does. Where the verifiers are too slow for everybody's groups, those of proven samplers are passed over
-and owed instead. No group goes on unchecked because its check is slow.
+**Shared out by sampler** (``open_checks``). A sampler at its bound hands in no more and is leased no more, if
+it is a newcomer or its groups are dear to check (``verifier_places``): it waits for its own checks. Where the
+verifiers are too slow for everybody's groups, those of proven samplers are passed over and owed instead. No
+group goes on unchecked because its check is slow.
 
 **Owed.** What was delivered unchecked is checked afterwards. Its bytes stay in the ledger although it was
 trained on, within bounds that are shared out by sampler likewise. A lie that is found then is proof like any.
@@ -27,21 +26,19 @@ Where a verifier is required, no group goes on unchecked for want of one: all wa
 are asked for again until there is an answer. Where verifiers grade, every group waits for grades, and none
 goes on without; it is at one verifier at a time as long as that one answers.
 
-A group that ``MOST_TRIES`` verifiers have left unanswered may be what ends them, and is given up.
-
-Answers to held-out prompts are all drawn, and held from the score in place of the learner.
+A group that ``MOST_TRIES`` verifiers have left unanswered may be what ends them, and is given up. Answers
+to held-out prompts are all drawn, and held from the score in place of the learner.
 """
 
-import enum
 import hashlib
 from collections.abc import Container, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
-from node.coordinator.work.check_queue import CheckQueue, Held
+from node.coordinator.work.check_queue import Held
 from node.coordinator.work.check_tally import CheckTally
-from node.coordinator.work.shared_room import SharedRoom
-from node.coordinator.work.slots import Slot, group_id
+from node.coordinator.work.open_checks import OpenCheck, OpenChecks, Why
+from node.coordinator.work.slots import Slot
 from node.coordinator.work.verifier_places import GRADING_LIMIT_S, LATE_FACTOR, VerifierPlaces
 
 HELD_S: Final = LATE_FACTOR * GRADING_LIMIT_S
@@ -53,32 +50,9 @@ MOST_TRIES: Final = 3
 PUT_OFF_S: Final = 10.0
 """Until a group is sent again whose grader could not be asked, such as a judge that is away."""
 
-OWED_GROUPS: Final = 1024
-"""Most groups to be checked afterwards: two minutes of a verifier that takes .1 s for each."""
-
-
-class _Why(enum.Enum):
-    """Why a group is still to be checked."""
-
-    HELD = "the learner is not sent it before"
-    OWED = "it was delivered unchecked"
-    SENT = "it is at a verifier, or was answered for, and nobody else wants it"
-
-
-@dataclass(slots=True, eq=False)
-class _Check:
-    held: Held
-    why: _Why
-    verifiers: int = 0
-    """How many have it."""
-    answered_at_s: float | None = None
-    """Since when what the answer means is not settled."""
-    put_off_until_s: float | None = None
-
 
 class RewardChecks:
-    """The groups being checked, in memory only, but for the bytes of those that are owed. What waited when
-    the process ended is drawn again."""
+    """The groups being checked. What waited when the process ended is drawn again."""
 
     def __init__(
         self,
@@ -106,23 +80,16 @@ class RewardChecks:
         self._clear()
 
     def _clear(self) -> None:
-        self._checks: dict[str, _Check] = {}
-        """By group id."""
-        self._of_slot: dict[int, str] = {}
-        """Slot -> the group of it that is to be checked."""
-        self._waiting, self._afterwards = CheckQueue(), CheckQueue()
-        """Groups that are held back, and the others."""
-        self._held, self._owed = SharedRoom(self._most_held), SharedRoom(OWED_GROUPS)
-        self._owed_bytes = SharedRoom(self._most_owed_bytes)
+        self._checks = OpenChecks(most_held=self._most_held, most_owed_bytes=self._most_owed_bytes)
 
     def __len__(self) -> int:
         """Return how many groups are held back."""
-        return self._held.total
+        return self._checks.held.total
 
     @property
     def owed(self) -> int:
         """Groups for training that are to be checked afterwards."""
-        return self._owed.total
+        return self._checks.owed.total
 
     @property
     def are_made(self) -> bool:
@@ -136,15 +103,15 @@ class RewardChecks:
 
     def held_by(self, sampler_id: str) -> int:
         """Return how many groups of a sampler are held back."""
-        return self._held.of(sampler_id)
+        return self._checks.held.of(sampler_id)
 
     def is_held(self, slot: int) -> bool:
-        check = self._checks.get(self._of_slot.get(slot, ""))
-        return self.lacks_verifier or (check is not None and check.why is _Why.HELD)
+        check = self._checks.of_slot(slot)
+        return self.lacks_verifier or (check is not None and check.why is Why.HELD)
 
     def must_wait(self, sampler_id: str, *, is_vetted: bool, now: float) -> bool:
         """Whether a sampler hands in and is leased no more until groups of its own are checked."""
-        if not self._held.of(sampler_id) or self._held.has_room(sampler_id):
+        if not self._checks.held.of(sampler_id) or self._checks.held.has_room(sampler_id):
             return False
         return self._is_required or not is_vetted or self._is_dear(sampler_id, now)
 
@@ -159,8 +126,8 @@ class RewardChecks:
         is_drawn = self._grades or (self.is_open and (not is_vetted or self._is_dear(sampler_id, now)))
         if not is_drawn:
             return None
-        own = self._held.of(sampler_id)
-        left = max(0, self._most_held - self._held.total - own)
+        own = self._checks.held.of(sampler_id)
+        left = max(0, self._most_held - self._checks.held.total - own)
         # Alone it may hold half of the room; where verifiers grade, what it works on may fill the rest.
         return max(0 if own or running else 1, (left if self._grades else left // 2) - running)
 
@@ -170,9 +137,9 @@ class RewardChecks:
         self.tally.note_group(held.sampler_id, is_drawn=is_drawn)
         if not is_drawn:
             return
-        has_room = not self._held.of(held.sampler_id) or self._held.has_room(held.sampler_id)
+        has_room = not self._checks.held.of(held.sampler_id) or self._checks.held.has_room(held.sampler_id)
         if self._is_required or (self.is_open and has_room):
-            self._begin(held, _Why.HELD)
+            self._checks.begin(held, Why.HELD)
         else:
             self._pass_over(held)
 
@@ -181,37 +148,27 @@ class RewardChecks:
         self._clear()
         for held in owed:
             self.has_had_verifier = True
-            self._begin(held, _Why.OWED)
+            self._checks.begin(held, Why.OWED)
 
     def kept(self, slots: Iterable[Slot]) -> frozenset[int]:
         """Return those of some consumed slots whose groups are still to be checked."""
-        found = set()
-        for slot in slots:
-            check = self._checks.get(self._of_slot.get(slot.number, ""))
-            if check is None or check.held.group_id != group_id(slot.number, slot.winner):
-                continue
-            is_owed = check.why is _Why.OWED or (check.why is _Why.HELD and self._may_owe(check.held))
-            if is_owed and check.answered_at_s is None:
-                found.add(slot.number)
-        return frozenset(found)
+        return frozenset(slot.number for slot in slots if self._checks.is_kept(slot))
 
     def owed_slots(self, sampler_ids: Container[str] | None = None) -> frozenset[int]:
         """Return the slots of groups that are owed: of these samplers, or of all."""
-        return frozenset(
-            check.held.slot
-            for check in self._checks.values()
-            if check.why is _Why.OWED and (sampler_ids is None or check.held.sampler_id in sampler_ids)
-        )
+        owed = (check.held for check in self._checks if check.why is Why.OWED)
+        return frozenset(held.slot for held in owed if sampler_ids is None or held.sampler_id in sampler_ids)
 
     def next(self, places: VerifierPlaces, now: float) -> Held | None:
         """Return the group that a verifier is to be sent, and count it as sent; None: none now.
 
         Groups that are held back go first; of a sampler's groups, the oldest.
         """
-        for waiting in (self._waiting, self._afterwards):
+        for waiting in (self._checks.waiting, self._checks.afterwards):
             sampler_id = places.choose(waiting.sampler_ids(but=places), now)
             if sampler_id is not None:
-                check = self._checks[waiting.take(sampler_id, but=places)]
+                check = self._checks.get(waiting.take(sampler_id, but=places))
+                assert check is not None
                 check.verifiers += 1
                 places.send(check.held.group_id, sampler_id, now)
                 return check.held
@@ -222,8 +179,8 @@ class RewardChecks:
 
         It stays held until what the answer means is settled: ``let_go``.
         """
-        check = self._checks.get(name)
-        if check is None or check.answered_at_s is not None or not check.verifiers:
+        check = self._checks.unanswered(name)
+        if check is None or not check.verifiers:
             return None
         return self._answer(check, now)
 
@@ -232,65 +189,63 @@ class RewardChecks:
         check = self._checks.get(held.group_id)
         if check is not None and check.answered_at_s is not None:
             check.answered_at_s, check.verifiers = None, 0
-            self._wait(check)
+            self._checks.wait(check)
 
     def let_go(self, held: Held, *, is_checked: bool = False) -> None:
         """Let the learner have a group, whose check is over."""
         if (check := self._checks.get(held.group_id)) is not None:
             if is_checked:
                 self.tally.note_checked(held.sampler_id)
-            self._end(check)
+            self._checks.end(check)
 
     def drop(self, slot: int, *, is_consumed: bool = False) -> None:
         """Note that nobody waits for a slot's group any more; one that was sent may still be found out.
 
         What was trained on unchecked is owed.
         """
-        if (check := self._checks.get(self._of_slot.get(slot, ""))) is None:
+        if (check := self._checks.of_slot(slot)) is None:
             return
         if not is_consumed:
-            self._become(check, _Why.SENT)
+            self._checks.become(check, Why.SENT)
         elif check.answered_at_s is not None:
             return
-        elif check.why is _Why.HELD:
-            self._become(check, _Why.OWED if self._may_owe(check.held) else _Why.SENT)
+        elif check.why is Why.HELD:
+            self._checks.become(check, Why.OWED if self._checks.may_owe(check.held) else Why.SENT)
 
     def left(self, group_ids: Iterable[str]) -> None:
         """Send another verifier what one had that has gone."""
         for name in group_ids:
-            check = self._checks.get(name)
-            if check is not None and check.answered_at_s is None and check.verifiers:
+            check = self._checks.unanswered(name)
+            if check is not None and check.verifiers:
                 check.verifiers -= 1
-                if not check.verifiers and not self._is_waiting(check):
-                    self._failed(check)
+                if not check.verifiers and not self._checks.is_waiting(check):
+                    self._checks.failed(check)
 
     def offer(self, name: str) -> None:
         """Ask another verifier about a group, too; the first to answer decides."""
-        check = self._checks.get(name)
-        if check is None or check.answered_at_s is not None:
+        if (check := self._checks.unanswered(name)) is None:
             return
         if self._grades:
-            self._failed(check)
+            self._checks.failed(check)
         else:
-            self._wait(check)
+            self._checks.wait(check)
 
     def turned_late(self, name: str) -> Held | None:
         """Note that a group has turned late at a verifier that answers for others.
 
         Return it where that is no one verifier's doing: it has been late as often as there are others to ask.
         """
-        check = self._checks.get(name)
-        if check is None or check.answered_at_s is not None:
+        if (check := self._checks.unanswered(name)) is None:
             return None
         check.held = replace(check.held, terms_late=check.held.terms_late + 1)
         return check.held if check.held.terms_late == self._verifiers_to_ask else None
 
     def put_off(self, name: str, now: float) -> bool:
         """Where verifiers grade, have a group graded a little later; return whether that is so."""
-        check = self._checks.get(name)
-        if not self._grades or check is None or check.answered_at_s is not None or not check.verifiers:
+        check = self._checks.unanswered(name)
+        if not self._grades or check is None or not check.verifiers:
             return False
-        self._stop_waiting(check)
+        self._checks.stop_waiting(check)
         check.held, check.verifiers = replace(check.held, tries=0), 0
         check.put_off_until_s = now + PUT_OFF_S
         return True
@@ -299,7 +254,7 @@ class RewardChecks:
         """Return, as answered for, the groups that too many verifiers have left unanswered."""
         return [
             self._answer(check, now)
-            for check in tuple(self._checks.values())
+            for check in self._checks
             if check.answered_at_s is None
             and (
                 check.held.tries >= MOST_TRIES or check.held.terms_late >= MOST_TRIES * self._verifiers_to_ask
@@ -308,22 +263,17 @@ class RewardChecks:
 
     def turn(self, now: float) -> None:
         """Ask again where a finding never came to disk, or where a group was put off."""
-        for check in tuple(self._checks.values()):
+        for check in self._checks:
             if check.answered_at_s is not None and now - check.answered_at_s > HELD_S:
                 check.answered_at_s, check.verifiers = None, 0
-                self._wait(check)
+                self._checks.wait(check)
             elif check.put_off_until_s is not None and now >= check.put_off_until_s:
                 check.put_off_until_s = None
-                self._wait(check)
+                self._checks.wait(check)
 
     def bound_times(self, now: float) -> None:
         """Hold no group from a time ahead: the clock was set back."""
-        for check in self._checks.values():
-            check.held = replace(check.held, since_s=min(check.held.since_s, now))
-            if check.answered_at_s is not None:
-                check.answered_at_s = min(check.answered_at_s, now)
-            if check.put_off_until_s is not None:
-                check.put_off_until_s = min(check.put_off_until_s, now + PUT_OFF_S)
+        self._checks.bound_times(now, put_off_s=PUT_OFF_S)
         for places in self.verifiers:
             places.bound_times(now)
 
@@ -334,81 +284,26 @@ class RewardChecks:
     def close(self) -> None:
         """Note that no verifier answers: deliver every group, which is owed, or have all wait."""
         self.is_open = False
-        for check in tuple(self._checks.values()) if not self._is_required else ():
-            if check.why is _Why.HELD and check.answered_at_s is None:
+        for check in self._checks if not self._is_required else ():
+            if check.why is Why.HELD and check.answered_at_s is None:
                 self.passed_over += 1
-                self._become(check, _Why.OWED if self._may_owe(check.held) else _Why.SENT)
+                self._checks.become(check, Why.OWED if self._checks.may_owe(check.held) else Why.SENT)
 
     def _pass_over(self, held: Held) -> None:
         """Deliver a group unchecked; check it afterwards, where there is room and the run has verifiers."""
         if not self.has_had_verifier:
             return
         self.passed_over += 1
-        if self._may_owe(held):
-            self._begin(held, _Why.OWED)
+        if self._checks.may_owe(held):
+            self._checks.begin(held, Why.OWED)
         else:
             self.unkept += 1
 
-    def _may_owe(self, held: Held) -> bool:
-        has_room = self._owed.has_room(held.sampler_id)
-        return has_room and self._owed_bytes.has_room(held.sampler_id, held.size_bytes)
-
-    def _begin(self, held: Held, why: _Why) -> None:
-        check = self._checks[held.group_id] = _Check(held, why)
-        self._of_slot[held.slot] = held.group_id
-        self._count(check, 1)
-        self._wait(check)
-
-    def _become(self, check: _Check, why: _Why) -> None:
-        """Let a group be checked for another reason, or not at all."""
-        is_waiting = self._stop_waiting(check)
-        self._count(check, -1)
-        check.why = why
-        self._count(check, 1)
-        if why is _Why.SENT and not check.verifiers and check.answered_at_s is None:
-            self._end(check)
-        elif is_waiting:
-            self._wait(check)
-
-    def _answer(self, check: _Check, now: float) -> Held:
-        self._stop_waiting(check)
+    def _answer(self, check: OpenCheck, now: float) -> Held:
+        self._checks.stop_waiting(check)
         check.answered_at_s, check.put_off_until_s = now, None
         check.held = replace(check.held, tries=0, terms_late=0)
         return check.held
-
-    def _failed(self, check: _Check) -> None:
-        """Put a group up again that a verifier has left unanswered."""
-        check.held = replace(check.held, tries=check.held.tries + 1)
-        self._wait(check)
-
-    def _wait(self, check: _Check) -> None:
-        if check.why is _Why.SENT:
-            if not check.verifiers:
-                self._end(check)
-            return
-        (self._waiting if check.why is _Why.HELD else self._afterwards).add(check.held)
-
-    def _is_waiting(self, check: _Check) -> bool:
-        return check.held in self._waiting or check.held in self._afterwards
-
-    def _stop_waiting(self, check: _Check) -> bool:
-        return self._waiting.discard(check.held) or self._afterwards.discard(check.held)
-
-    def _end(self, check: _Check) -> None:
-        self._stop_waiting(check)
-        self._count(check, -1)
-        del self._checks[check.held.group_id]
-        if self._of_slot.get(check.held.slot) == check.held.group_id:
-            del self._of_slot[check.held.slot]
-
-    def _count(self, check: _Check, sign: int) -> None:
-        name, size_bytes = check.held.sampler_id, sign * check.held.size_bytes
-        match check.why:
-            case _Why.HELD:
-                self._held.take(name, sign)
-            case _Why.OWED:
-                self._owed.take(name, sign)
-                self._owed_bytes.take(name, size_bytes)
 
     @property
     def _verifiers_to_ask(self) -> int:

@@ -1,22 +1,43 @@
 """A slot: one intended use of one prompt, the attempts made at it, and when it is given up; pure.
 
+    available --grant--> leased --submit--> spooled --accept--> accepted --train--> trained
+        ^                  |                   |                    |
+        |--expire/release/fail                 |                    |
+        |-----------------refuse---------------'--------------------'
+
+    where verifiers grade:  leased --submit--> ungraded --grade--> spooled; one may refuse it, too
+
+        '-- once too many attempts have failed (below), instead: abandoned
+
+    held-out slots: leased --submit--> spooled --its check is over, or there is none--> evaluated
+                    they are put in when an evaluation begins (see ``evaluations``), and none is made up
+
+    skipped: its turn came while its prompt was aside, or kept from the only sampler there is; never leased
+    lost: it may have been trained on without the ledger knowing, because it was open in a backup that was
+          restored, the learner says that it had the group before, or its last attempt's group was taken back
+          from the learner; never leased again
+
+The first attempt submitted wins. A lease ends a term after its holder's last heartbeat, and at its maximal
+age whatever heartbeats say (see ``standing``). A late attempt, whose lease expired, still wins while the slot
+is available or leased again. What the learner says it has trained on is a fact: it settles the slot, whoever
+holds it by then.
+
 A slot is of training, or of a held-out prompt that one version is asked. Numbers say which: those of training
 count from 0, a held-out slot's follow from its version and its place among the slots of that version.
 
 A lease that is given back unbegun leaves no trace. Every other attempt that came to nothing counts. After a
 fault, which a sampler found, the slot waits a moment and goes to another sampler (see ``bad_prompts``); where
-there is none, it is given up, and its prompt is asked again in the next epoch. The rest of a slot's life is
-in ``slot_table``.
+there is none, it is given up, and its prompt is asked again in the next epoch.
 """
 
 import enum
-import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from node.failure import FAULTS, Failure
+from node.verdict import Verdict
 
 _NUMBER: Final = "(0|[1-9][0-9]{0,15})"
 _ATTEMPT: Final = r"\.([1-9][0-9]{0,8})"
@@ -46,9 +67,6 @@ SAME_SAMPLER_S: Final = 10.0
 
 WAIT_FOR_OTHERS_S: Final = 60.0
 """How long a slot whose prompt is kept from somebody waits for another sampler to ask for work."""
-
-_ROUNDS: Final = 4
-"""Luby-Rackoff: four Feistel rounds of a good function are a strong permutation."""
 
 
 class SlotState(enum.StrEnum):
@@ -163,9 +181,65 @@ class Slot:
     def with_failure(self, number: int, failure: Failure) -> "Slot":
         return self._with(number, failure=failure)
 
+    def won(self, attempt: int, *, is_graded: bool, answer: HeldOutAnswer | None) -> "Slot":
+        """Return it as an attempt wins it; ``answer``: what a held-out prompt's group says."""
+        state = SlotState.SPOOLED if is_graded else SlotState.UNGRADED
+        return replace(self.with_submission(attempt), state=state, winner=attempt, answer=answer)
+
+    def spent(self, attempt: int) -> "Slot":
+        """Return it after an attempt brought a group that nobody can use."""
+        entry = self.with_submission(attempt).with_failure(attempt, Failure.REFUSED)
+        is_running = self.lease is not None and self.lease.number == attempt
+        return reopened(entry) if is_running else entry
+
+    def refused(self) -> "Slot":
+        """Return it up for another attempt: its group is refused."""
+        return reopened(self.with_failure(self.winner, Failure.REFUSED))
+
+    def taken_back(self) -> "Slot":
+        """Return it refused on another's word than the learner's, which may be training on its group.
+
+        One that would be abandoned for it is lost instead: a step record that is on its way may name it.
+        """
+        entry = self.refused()
+        is_given_up = entry.state is SlotState.ABANDONED and self.kind is SlotKind.TRAIN
+        return replace(entry, state=SlotState.LOST) if is_given_up else entry
+
+    def judged(self, verdict: Verdict) -> "Slot | None":
+        """Return it after the learner's verdict on its group; None: the verdict changes nothing."""
+        if self.state is SlotState.UNGRADED:
+            return None
+        match verdict:
+            case Verdict.ACCEPTED:
+                is_known = self.state is SlotState.ACCEPTED
+                return None if is_known else replace(self, state=SlotState.ACCEPTED)
+            case Verdict.DUPLICATE:  # trained on before
+                return replace(self, state=SlotState.LOST, winner=0)
+            case Verdict.UNINFORMATIVE:
+                return replace(self, state=SlotState.UNINFORMATIVE)
+            case _:
+                return self.refused()
+
     def _with(self, number: int, **changes: Any) -> "Slot":
         attempts = (replace(a, **changes) if a.number == number else a for a in self.attempts)
         return replace(self, attempts=tuple(attempts))
+
+
+@dataclass(frozen=True, slots=True)
+class SlotBalance:
+    open_ones: tuple[Slot, ...] = ()
+    """Slots of both kinds; the fields that follow are of training's."""
+    settled: Mapping[SlotState, int] = field(default_factory=dict)
+    next_slot: int = 0
+    """Number of the next slot to be leased for the first time."""
+    next_held_out: int = HELD_OUT_FROM
+    """Number after the newest held-out slot there ever was."""
+    lost: tuple[int, ...] = ()
+    found: tuple[int, ...] = ()
+    """Between two generations, and named by a step record since."""
+
+
+NO_SLOTS: Final = SlotBalance()
 
 
 def kind_of(number: int) -> SlotKind:
@@ -223,33 +297,3 @@ def reopened(slot: Slot) -> Slot:
     is_spent = has_failed or len(slot.attempts) >= MAX_ATTEMPTS
     state = SlotState.ABANDONED if is_spent else SlotState.AVAILABLE
     return replace(slot, state=state, winner=0, answer=None)
-
-
-def prompt_of_slot(
-    slot: int, *, prompts: int, seed: int, first_slot: int = 0, held_out: range = range(0)
-) -> int:
-    """Return the prompt that a slot asks for: a number below ``prompts``, those held out left out.
-
-    Where prompts were added, the slots from ``first_slot`` on begin another epoch, of all of them. Otherwise
-    slots [e * prompts, (e + 1) * prompts) are epoch e: a permutation of all prompts, by a
-    Feistel network over the next even number of bits; results out of range are permuted again
-    (cycle walking, fewer than four turns on average).
-    """
-    epoch, place = divmod(slot - first_slot, prompts)
-    half_bits = max(1, ((prompts - 1).bit_length() + 1) // 2)
-    turn = f"{seed}/{epoch}" if not first_slot else f"{seed}/{first_slot}/{epoch}"
-    key = hashlib.blake2b(turn.encode(), digest_size=32).digest()
-    while True:
-        place = _permuted(place, half_bits, key)
-        if place < prompts:
-            return place if place < held_out.start else place + len(held_out)
-
-
-def _permuted(value: int, half_bits: int, key: bytes) -> int:
-    mask = (1 << half_bits) - 1
-    left, right = value >> half_bits, value & mask
-    for number in range(_ROUNDS):
-        message = number.to_bytes(1) + right.to_bytes(8)
-        digest = hashlib.blake2b(message, key=key, digest_size=8).digest()
-        left, right = right, left ^ (int.from_bytes(digest) & mask)
-    return left << half_bits | right

@@ -71,7 +71,7 @@ def task_is(accounts: Accounts, request: bytes, *, now: float) -> Decision[int]:
     before, now_is = request, accounts.work.task_digest
     if now_is == before:
         return Decision(0)
-    untrained = accounts.slots.untrained() if before else []
+    untrained = accounts.slots.open.untrained_slots() if before else []
     reopened = [(slot, accounts.slots.taken_back(slot.number, slot.winner)) for slot in untrained]
     holders = [slot.winning_holder for slot in untrained]
     transaction = Transaction(

@@ -10,7 +10,7 @@ from typing import Final
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.capacity import is_full
-from node.coordinator.work.decision import Decision
+from node.coordinator.work.decision import NOTHING, Decision
 from node.coordinator.work.group_check import objection
 from node.coordinator.work.held_out_score import answer_of
 from node.coordinator.work.model_check import Learner
@@ -69,40 +69,34 @@ def submission(accounts: Accounts, request: Submission, *, now: float) -> Decisi
     Raises:
         RefusedError: BUSY; the spool is full.
     """
-    decision = _submission(accounts, request.encoded, request.group, now=now)
-    return replace(decision, answer=replace(decision.answer, submission=request))
 
+    def answer(verdict: Verdict, detail: str, changes: Transaction = NOTHING) -> Decision[Submitted]:
+        return Decision(Submitted(verdict, detail, request), changes)
 
-def _submission(
-    accounts: Accounts,
-    encoded: EncodedGroup,
-    group: GroupHeader | RolloutGroup | RefusedError,
-    *,
-    now: float,
-) -> Decision[Submitted]:
+    encoded, group = request.encoded, request.group
     sampler_id, name = encoded.sampler_id, encoded.group_id
     if (standing := accounts.standings.of(sampler_id)).is_proven_liar:
-        return _answer(Verdict.SUSPECT, standing.quarantine)
+        return answer(Verdict.SUSPECT, standing.quarantine)
     work, parsed = accounts.work, parse_group_id(name) or parse_held_out_id(name)
     header = group.header if isinstance(group, RolloutGroup) else group
     if parsed is None:
-        return _answer(Verdict.MALFORMED, f"{name[:100]!r} is not a group id; expected <slot>.<attempt>")
+        return answer(Verdict.MALFORMED, f"{name[:100]!r} is not a group id; expected <slot>.<attempt>")
     if isinstance(header, GroupHeader) and header.run_id != work.run_id:
-        return _answer(Verdict.FOREIGN, f"it is of run {header.run_id[:100]!r}, this is {work.run_id!r}")
+        return answer(Verdict.FOREIGN, f"it is of run {header.run_id[:100]!r}, this is {work.run_id!r}")
     match _claim(accounts, parsed, sampler_id):
         case Claim.NEVER_GRANTED:
-            return _answer(Verdict.FOREIGN, f"lease {name} is not {sampler_id}'s")
+            return answer(Verdict.FOREIGN, f"lease {name} is not {sampler_id}'s")
         case Claim.DUPLICATE:
-            return _answer(Verdict.DUPLICATE, f"the slot of lease {name} has its group already")
+            return answer(Verdict.DUPLICATE, f"the slot of lease {name} has its group already")
         case Claim.LOST:
-            return _answer(Verdict.FOREIGN, f"slot {parsed[0]} was leased in a time that the ledger has lost")
+            return answer(Verdict.FOREIGN, f"slot {parsed[0]} was leased in a time that the ledger has lost")
     learner = _joined_learner(accounts)
     if accounts.gap:
         raise RefusedError(Reason.BUSY, f"the ledger is behind: {accounts.gap}", fix="send it again later")
     if isinstance(header, RefusedError):
-        refused = Submitted(Verdict.MALFORMED, str(header))
-        return Decision(refused, _spent(accounts, parsed, sampler_id, refused, now=now))
-    # Without its proof, which has served its purpose.
+        spent = _spent(accounts, parsed, sampler_id, Verdict.MALFORMED, now=now)
+        return answer(Verdict.MALFORMED, str(header), spent)
+    # As it came, with its sampler and its time.
     stored = EncodedGroup(encoded.header, encoded.columns, name, sampler_id, spooled_at_s=now)
     slot, is_confirmed = accounts.slots.open_slots[parsed[0]], accounts.is_confirmed
     if slot.kind is SlotKind.HELD_OUT:
@@ -112,22 +106,21 @@ def _submission(
             header, slot, asked, learner, accounts.has_published, is_confirmed=is_confirmed
         ) or _unscorable(group, learner, version=version_and_place(slot.number)[0])
         if problem is not None:
-            refused = Submitted(*problem)
-            return Decision(refused, _spent(accounts, parsed, sampler_id, refused, now=now))
-        answered = _spooled(accounts, parsed, stored, answer=answer_of(group), now=now)
-        return Decision(Submitted(Verdict.SPOOLED), answered)
+            return answer(*problem, _spent(accounts, parsed, sampler_id, problem[0], now=now))
+        stores = _spooled(accounts, parsed, stored, answer=answer_of(group), now=now)
+        return answer(Verdict.SPOOLED, "", stores)
     problem = objection(header, slot, work, learner, accounts.has_published, is_confirmed=is_confirmed)
     if problem is not None:
-        refused = Submitted(*problem)
+        verdict, detail = problem
         # Options change at the coordinator: who sampled by the old ones, as leased, has done nothing wrong.
         is_outdated = (
             bool(other_options(header, work.task_digest))
             and group_id(*parsed) in accounts.leased_before_change
-            and refused.verdict is Verdict.FOREIGN
+            and verdict is Verdict.FOREIGN
         )
-        spent = _spent(accounts, parsed, sampler_id, refused, now=now, is_held_against=not is_outdated)
-        return Decision(refused, spent)
-    return Decision(Submitted(Verdict.SPOOLED), _spooled(accounts, parsed, stored, now=now))
+        spent = _spent(accounts, parsed, sampler_id, verdict, now=now, is_held_against=not is_outdated)
+        return answer(verdict, detail, spent)
+    return answer(Verdict.SPOOLED, "", _spooled(accounts, parsed, stored, now=now))
 
 
 def _claim(accounts: Accounts, slot_and_attempt: tuple[int, int], sampler_id: str) -> Claim:
@@ -186,7 +179,7 @@ def _spent(
     accounts: Accounts,
     slot_and_attempt: tuple[int, int],
     sampler_id: str,
-    refused: Submitted,
+    verdict: Verdict,
     *,
     now: float,
     is_held_against: bool = True,
@@ -200,12 +193,8 @@ def _spent(
     if kind_of(slot_and_attempt[0]) is SlotKind.HELD_OUT:
         return Transaction(slots=slots)
     standing = accounts.standings.of(sampler_id).after_refusal(now=now)
-    tallies = accounts.tallies.after([(sampler_id, refused.verdict)])
+    tallies = accounts.tallies.after([(sampler_id, verdict)])
     return Transaction(slots=slots, facts=(*tallies, standing) if is_held_against else tallies)
-
-
-def _answer(verdict: Verdict, detail: str) -> Decision[Submitted]:
-    return Decision(Submitted(verdict, detail))
 
 
 def _joined_learner(accounts: Accounts) -> Learner:

@@ -4,8 +4,7 @@ import pytest
 
 from node.coordinator.work.balance import Balance, Transaction
 from node.coordinator.work.slot_generations import Generation
-from node.coordinator.work.slot_table import SlotBalance
-from node.coordinator.work.slots import SlotState
+from node.coordinator.work.slots import SlotBalance, SlotState
 from node.coordinator.work.tallies import Tally
 from node.rollout import EncodedGroup
 from node.run import StepRecord

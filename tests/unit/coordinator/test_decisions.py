@@ -13,8 +13,7 @@ from node.coordinator.work.balance import Balance
 from node.coordinator.work.capacity import Capacity
 from node.coordinator.work.decision import NOTHING
 from node.coordinator.work.leasing import LeaseRequest
-from node.coordinator.work.slot_table import SlotBalance
-from node.coordinator.work.slots import Attempt, Slot, SlotState
+from node.coordinator.work.slots import Attempt, Slot, SlotBalance, SlotState
 from node.errors import Reason, RefusedError
 from node.failure import Failure
 from node.policy import PolicyVersion
@@ -282,7 +281,7 @@ def test_a_group_that_teaches_nothing_is_consumed_and_makes_nobody_staler(desk: 
         desk.submit(name)
         judge(desk, name, Verdict.ACCEPTED)
         assert judge(desk, name, Verdict.UNINFORMATIVE) == verdicts.Judged("s1", None)
-    assert desk.accounts.slots.untrained() == []
+    assert desk.accounts.slots.open.untrained_slots() == []
     assert desk.accounts.slots.counts()[SlotState.UNINFORMATIVE] == 2
     assert desk.accounts.tallies.total()[Verdict.UNINFORMATIVE] == 2
     assert (desk.accounts.last_step, desk.accounts.load().version) == (0, 0)
@@ -295,7 +294,7 @@ def test_a_group_that_the_learner_trained_on_before_is_neither_delivered_nor_lea
     desk.submit("0.1")
     judge(desk, "0.1", Verdict.DUPLICATE)
     assert [slot.winner for slot in desk.transactions[-1].slots] == [0]
-    assert desk.accounts.slots.untrained() == []
+    assert desk.accounts.slots.open.untrained_slots() == []
     assert desk.accounts.slots.counts()[SlotState.LOST] == 1
     assert desk.lease() == ["1.1"]
     assert desk.submit("0.1").verdict is Verdict.FOREIGN

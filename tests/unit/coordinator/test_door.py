@@ -8,15 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from node.coordinator.fleet.peer_reports import Joining
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work import upkeep
 from node.coordinator.work.capacity import Capacity
-from node.coordinator.work.leasing import ReturnedLeases, room
+from node.coordinator.work.leasing import ReturnedLeases, release, room
+from node.coordinator.work.model_check import SamplerModel, StatedText
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease, Failure
-from node.policy import PolicyVersion
+from node.identity.peer import Peer
+from node.policy import BaseModel, PolicyVersion
 from node.rollout import EncodedGroup
-from node.run import StepRecord
+from node.run import Role, StepRecord
 from node.verdict import GroupVerdict, Verdict
 from support.coordinator import LEARNER, TTL_S
 from support.door import OpenDoor
@@ -90,7 +93,8 @@ async def test_verdicts_are_counted_on_from_the_ledger_after_a_restart(hub: Open
 async def test_leases_that_fail_or_expire_are_counted(hub: OpenDoor) -> None:
     await hub.lease(wanted=4)
     failed = (FailedLease("0.1", Failure.PROMPT_TOO_LONG, ""), FailedLease("9.1", Failure.PROMPT_FAILED, ""))
-    assert await hub.door.release(ReturnedLeases("s1", ("1.1",), failed)) == 2
+    returned = ReturnedLeases("s1", ("1.1",), failed)
+    assert (await hub.run_ledger.decide(partial(release, request=returned))).leases == 2
     assert hub.value("prompt_faults_total", reason=Failure.PROMPT_TOO_LONG) == 1
     assert hub.value("prompt_faults_total", reason=Failure.PROMPT_FAILED) == 0
     assert hub.accounts.renew("s1", ("2.1", "1.1"), now=hub.clock.now()) == ("1.1",)
@@ -215,3 +219,15 @@ async def test_credits_are_numbers_of_groups_a_learner_may_have_room_for(hub: Op
     await hub.learners.hear(stream, 1)
     with refused(Reason.MALFORMED, str(credits)):
         await hub.learners.hear(stream, credits)
+
+
+async def test_a_process_that_is_refused_its_name_replaces_nothing_that_the_first_has_said(
+    hub: OpenDoor,
+) -> None:
+    root, sampler = b"r" * 16, Peer("run", Role.SAMPLER, "s1")
+    await hub.learners.admit(replace(LEARNER, epoch=2, base_root=root))
+    model = SamplerModel(LEARNER.layout_digest, StatedText(LEARNER.tokenizer_digest), BaseModel(root))
+    await hub.door.join(sampler, Joining(None, model, instance="first"))
+    with refused(Reason.NAME_IN_USE, "s1"):
+        await hub.door.join(sampler, Joining(None, model, instance="second"))
+    assert hub.peers.lacks_for_leases(sampler) == ""

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from node.coordinator.work import evaluations, findings, leasing, sampler_standing, trust
 from node.coordinator.work.balance import Balance
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.evaluation_settings import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.findings import Checked, Found
 from node.coordinator.work.leasing import Released, ReturnedLeases, release
+from node.coordinator.work.run_terms import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.sampler_standing import Standing
-from node.coordinator.work.slot_table import SlotBalance
 from node.coordinator.work.slots import (
     FIRST_RETRY_S,
     HELD_OUT_PLACES,
     SAME_SAMPLER_S,
+    SlotBalance,
     SlotKind,
     SlotState,
     group_id,
@@ -741,7 +741,7 @@ def checked() -> Desk:
 
 def test_an_answer_counts_once_it_is_checked(checked: Desk) -> None:
     answer(checked, 1, 0, 0, 0)
-    load, untrained = checked.accounts.load(), checked.accounts.slots.untrained()
+    load, untrained = checked.accounts.load(), checked.accounts.slots.open.untrained_slots()
     assert (load.untrained_groups, load.untrained_bytes, untrained) == (0, 0, [])
     for counted in range(4):
         checked.evaluate(0)

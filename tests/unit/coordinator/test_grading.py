@@ -13,8 +13,7 @@ from node.coordinator.work.balance import Balance
 from node.coordinator.work.check_queue import Held
 from node.coordinator.work.findings import Found
 from node.coordinator.work.reward_checks import HELD_S, MOST_TRIES, PUT_OFF_S, RewardChecks
-from node.coordinator.work.slot_table import SlotBalance
-from node.coordinator.work.slots import SlotState, slot_and_attempt
+from node.coordinator.work.slots import SlotBalance, SlotState, slot_and_attempt
 from node.coordinator.work.verdicts import Submitted, judgement
 from node.coordinator.work.verifier_places import VerifierPlaces
 from node.failure import Failure
@@ -121,7 +120,7 @@ def test_the_learner_judges_no_group_before_it_is_graded(desk: Desk) -> None:
     name = ungraded(desk)
     for verdict in (Verdict.ACCEPTED, Verdict.STALE, Verdict.UNINFORMATIVE):
         assert desk.settle(judgement(desk.accounts, GroupVerdict(name, verdict), now=NOW_S)) is None
-    desk.accounts.slots.deliver_anew(frozenset())
+    desk.accounts.slots.open.deliver_anew(frozenset())
     assert desk.accounts.next_undelivered() is None
     assert state_of(desk, name) is SlotState.UNGRADED
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.coordinator.fleet.heartbeat_pause import HEARTBEATS_PER_S, JITTER, drawn_pause_s, pause_s, silence_s
+from node.coordinator.fleet.heartbeats import HEARTBEATS_PER_S, JITTER, drawn_pause_s, pause_s, silence_s
 
 
 @pytest.mark.parametrize(

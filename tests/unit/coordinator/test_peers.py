@@ -8,11 +8,12 @@ from prometheus_client import CollectorRegistry
 
 from node.coordinator import peers as peers_module
 from node.coordinator.fleet import membership as membership_module
-from node.coordinator.fleet.heartbeat_pause import JITTER
+from node.coordinator.fleet.heartbeats import JITTER
 from node.coordinator.fleet.peer_reports import HeartbeatReport, Joining
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import Peers
+from node.coordinator.run_status import changes_of
 from node.coordinator.work.balance import Balance
 from node.coordinator.work.version_log import Announced
 from node.errors import Reason, RefusedError
@@ -213,10 +214,10 @@ def names(peers: Peers, **query: Any) -> list[str]:
 def test_what_an_operator_changed_in_the_learner_is_unusual(peers: Peers) -> None:
     learner = Peer("run", Role.LEARNER, "learner")
     peers.join(learner, Joining(None), now=NOW_S)
-    assert not peers.changes
+    assert not changes_of(peers)
     changes = ("learning_rate 0.001 -> 0.0005 since step 41",)
     peers.heartbeat(learner, HeartbeatReport(held=None, changes=changes), now=NOW_S)
-    [unusual] = peers.changes
+    [unusual] = changes_of(peers)
     assert (unusual.what, unusual.peers, unusual.node_ids) == (f"learner with {changes[0]}", 1, ("learner",))
 
 

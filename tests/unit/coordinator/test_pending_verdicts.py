@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.coordinator.fleet.pending_verdicts import PendingVerdicts
+from node.coordinator.fleet.heartbeats import PendingVerdicts
 from node.verdict import GroupVerdict, Verdict
 
 

@@ -7,20 +7,20 @@ import pytest
 from node.coordinator.work import findings, trust
 from node.coordinator.work.balance import Balance
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.check_bets import (
+from node.coordinator.work.check_queue import Held
+from node.coordinator.work.findings import Checked, Found
+from node.coordinator.work.open_checks import OWED_GROUPS
+from node.coordinator.work.reward_checks import HELD_S, MOST_TRIES, RewardChecks
+from node.coordinator.work.sampler_standing import (
     FALSE_ALARM,
     LEAST_SHARE,
     PROVEN_CHECKS,
+    Standing,
     checked_share,
     is_proof,
     stake_after,
 )
-from node.coordinator.work.check_queue import Held
-from node.coordinator.work.findings import Checked, Found
-from node.coordinator.work.reward_checks import HELD_S, MOST_TRIES, OWED_GROUPS, RewardChecks
-from node.coordinator.work.sampler_standing import Standing
-from node.coordinator.work.slot_table import SlotBalance
-from node.coordinator.work.slots import MAX_ATTEMPTS, Attempt, Slot, SlotState, slot_and_attempt
+from node.coordinator.work.slots import MAX_ATTEMPTS, Attempt, Slot, SlotBalance, SlotState, slot_and_attempt
 from node.coordinator.work.trust import Quarantine
 from node.coordinator.work.verifier_places import VerifierPlaces
 from node.errors import Reason
@@ -501,12 +501,12 @@ def test_a_held_group_is_passed_over_and_those_behind_it_are_delivered(
 ) -> None:
     first, second = spool(desk, "honest", 2, monkeypatch)
     checks, slots = desk.accounts.reward_checks, desk.accounts.slots
-    assert slots.next_undelivered(checks.is_held) is None
+    assert slots.open.next_undelivered(checks.is_held) is None
     find(desk, RewardCheck.AGREED, sampler_id="honest")
-    delivered = slots.next_undelivered(checks.is_held)
+    delivered = slots.open.next_undelivered(checks.is_held)
     assert delivered is not None
     assert delivered.number == slot_and_attempt(first)[0]
-    assert slots.next_undelivered(checks.is_held) is None
+    assert slots.open.next_undelivered(checks.is_held) is None
     assert state_of(desk, second) is SlotState.SPOOLED
 
 
@@ -615,7 +615,7 @@ def test_a_group_that_the_learner_has_is_not_sampled_again_for_a_finding_that_pr
     held = checks.next(VerifierPlaces(1), desk.now)
     assert held is not None
     checks.close()
-    assert desk.accounts.slots.next_undelivered(checks.is_held) is not None
+    assert desk.accounts.slots.open.next_undelivered(checks.is_held) is not None
     before = desk.accounts.standings.of("liar")
     finding = RewardFinding(name, outcome, "late")
     checked = desk.settle(findings.found(desk.accounts, Found(held, finding, 0.02), now=desk.now))

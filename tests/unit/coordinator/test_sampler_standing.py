@@ -6,14 +6,9 @@ import pytest
 
 from node.coordinator.work import trust, verdicts
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.sampler_standing import (
-    AGE_FACTOR,
-    NEWCOMER_LEASES,
-    STRIKES_OUT,
-    Standing,
-    Standings,
-)
+from node.coordinator.work.sampler_standing import NEWCOMER_LEASES, STRIKES_OUT, Standing
 from node.coordinator.work.slots import SlotState
+from node.coordinator.work.standings import AGE_FACTOR, Standings
 from node.coordinator.work.trust import Quarantine
 from node.failure import Failure
 from node.limits import PROBE_S
@@ -247,7 +242,7 @@ class Simulated:
                     begun.pop(lost, None)
                 if len(begun) < places:
                     begun |= dict.fromkeys(desk.lease(name, places - len(begun), held=version), desk.now)
-            groups = [f"{slot.number}.{slot.winner}" for slot in desk.accounts.slots.untrained()]
+            groups = [f"{slot.number}.{slot.winner}" for slot in desk.accounts.slots.open.untrained_slots()]
             if len(groups) >= desk.bounds.batch_groups:
                 desk.train(version + 1, *groups[: desk.bounds.batch_groups])
         return sum(self.delivered.values()) - before

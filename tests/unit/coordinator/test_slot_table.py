@@ -336,7 +336,7 @@ def test_five_expiries_of_two_samplers_set_a_prompt_aside_and_five_refusals_do_n
 
 def undelivered(desk: Desk) -> list[int]:
     numbers = []
-    while (slot := desk.accounts.slots.next_undelivered()) is not None:
+    while (slot := desk.accounts.slots.open.next_undelivered()) is not None:
         numbers.append(slot.number)
     return numbers
 
@@ -354,7 +354,7 @@ def test_a_new_stream_is_delivered_every_group_that_the_learner_does_not_hold(de
     for lease_id in desk.lease("s1", 3):
         desk.submit(lease_id)
     undelivered(desk)
-    desk.accounts.slots.deliver_anew({"1.1", "nonsense"})
+    desk.accounts.slots.open.deliver_anew({"1.1", "nonsense"})
     assert undelivered(desk) == [0, 2]
 
 
@@ -403,7 +403,7 @@ def busy_desk(open_slots: int) -> Desk:
         lambda desk, mine: desk.submit(mine[1]),
         lambda desk, mine: desk.accounts.renew("s1", mine, now=desk.now),
         lambda desk, mine: desk.train(1, "0.1"),
-        lambda desk, mine: desk.accounts.slots.next_undelivered(),
+        lambda desk, mine: desk.accounts.slots.open.next_undelivered(),
     ],
     ids=["lease", "release", "submit", "renew", "step", "deliver"],
 )

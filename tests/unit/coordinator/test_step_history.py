@@ -10,8 +10,7 @@ from node.coordinator.work.balance import Balance
 from node.coordinator.work.capacity import capacities
 from node.coordinator.work.leasing import LeaseRequest
 from node.coordinator.work.slot_generations import Generation
-from node.coordinator.work.slot_table import SlotBalance
-from node.coordinator.work.slots import Attempt, Slot, SlotState
+from node.coordinator.work.slots import Attempt, Slot, SlotBalance, SlotState
 from node.coordinator.work.step_history import Hello
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
