@@ -17,7 +17,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Final, Protocol, TypeVar
 
@@ -26,7 +25,6 @@ from learner.intake.group_verdict import GroupRules
 from learner.intake.named_versions import Scored
 from learner.journal.restart import Due
 from learner.metrics import Instruments
-from learner.operator_orders import LOOK_EVERY_S
 from learner.step_log import StepLine, StepLog
 from learner.training.admission import Admission
 from learner.training.checkpoint_writer import CheckpointWriter
@@ -164,6 +162,7 @@ class TrainingLoop:
         self._metrics.version.set(self.version)
         ready()
         following = asyncio.create_task(self._follow_best(stopping))
+        following.add_done_callback(lambda _: self._drain.wake())
         try:
             while not stopping.is_set() and not self._state.completion:
                 if following.done():
@@ -261,8 +260,7 @@ class TrainingLoop:
 
     async def _obey(self, stopping: asyncio.Event) -> None:
         """Do what an operator has asked for since the last look."""
-        await self._operator.take_settings(self._in_thread)
-        if (order := self._operator.due_rollback()) is not None:
+        if (order := await self._operator.take(self._in_thread)) is not None:
             await self._end_checkpoint()
             await self._operator.roll_back(order, self._in_thread, self._checkpoints, stopping)
 
@@ -272,16 +270,9 @@ class TrainingLoop:
                 self._on_step(None, [group])
 
     async def _wait_for_groups(self, stopping: asyncio.Event) -> None:
-        """Wait for a group, until it is time to look for orders again."""
         started_s = self._clock.monotonic()
-
-        async def delivery() -> None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_EVERY_S):
-                    await self._drain.next_delivery()
-
         with self._node_metrics.waiting("rollout groups"):
-            await run_until(stopping, delivery())
+            await run_until(stopping, self._drain.arrival())
         self._groups_wait_s += self._clock.monotonic() - started_s
 
     async def _take_step(

@@ -19,8 +19,6 @@ from node.coordinator.config import CoordinatorConfig
 from node.coordinator.coordinator_service import CoordinatorService
 from node.coordinator.data.rows import Rows
 from node.coordinator.door import Door
-from node.coordinator.held_back import FILE_NAME as HELD_BACK_FILE
-from node.coordinator.held_back import HeldBack
 from node.coordinator.learner_stream import LearnerStreams
 from node.coordinator.ledger.backup_record import FILE_NAME as BACKUPS_FILE
 from node.coordinator.ledger.backup_record import BackupRecord
@@ -31,6 +29,7 @@ from node.coordinator.membership_servicer import MembershipServicer
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.model_servicer import ModelServicer
 from node.coordinator.open_run import open_run
+from node.coordinator.order_desk import LeaderDesk, order_server
 from node.coordinator.outcomes import Outcomes
 from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import Peers
@@ -39,18 +38,14 @@ from node.coordinator.rollout_servicer import RolloutServicer
 from node.coordinator.run_ledger import RunLedger
 from node.coordinator.run_status import LiveStatus, RunReport
 from node.coordinator.submission_door import SubmissionDoor
-from node.coordinator.trust_upkeep import PARDONS, TrustUpkeep
 from node.enrolment.authority import KEY_FILE
 from node.enrolment.enrolment_ledger import FILE_NAME as ENROLMENT_FILE
 from node.enrolment.enrolment_ledger import EnrolmentLedger, note_incomplete
 from node.enrolment.enrolment_servicer import EnrolmentServicer
 from node.enrolment.init_run import AUTHORITY_DIRECTORY
-from node.enrolment.move_notice import FILE_NAME as MOVE_FILE
-from node.enrolment.move_notice import MoveNoticeFile
 from node.enrolment.renewal import Renewal
 from node.errors import DeposedError
 from node.identity.own_identity import RenewedCertificates
-from node.identity.revocation import FILE_NAME as REVOCATION_FILE
 from node.identity.revocation import RevocationList
 from node.process.role_context import RoleContext
 from node.process.service import Service
@@ -102,7 +97,6 @@ async def _candidate(
         records = await asyncio.to_thread(
             leadership.open_records, context.state_dir / ENROLMENT_FILE, on_lost=on_lost
         )
-        await asyncio.to_thread(records.add_revoked_to, context.state_dir / REVOCATION_FILE)
         return await _coordinator(context, config, metrics, ledger, records=records)
 
     await asyncio.to_thread(note_incomplete, context.state_dir / ENROLMENT_FILE)
@@ -123,7 +117,7 @@ async def _coordinator(
     """Return the coordinator that serves the run from its ledger, which it closes if it cannot."""
     run = await open_run(context, config, ledger, metrics)
     accounts, clock, faults = run.accounts, context.clock, context.node_metrics.faults
-    revocations = RevocationList(context.state_dir / REVOCATION_FILE)
+    revocations = RevocationList(lambda: accounts.orders.revoked)
     peers = Peers(
         accounts,
         silent_after_s=config.silent_after_s,
@@ -135,15 +129,14 @@ async def _coordinator(
     run_ledger = RunLedger(ledger, accounts, metrics=metrics, faults=faults, clock=clock)
     Outcomes(accounts, notify=peers.notify, metrics=metrics, clock=clock).follow(run_ledger)
     learners = LearnerStreams(run_ledger)
-    held_back = HeldBack(context.state_dir / HELD_BACK_FILE)
-    door = Door(run_ledger, peers, learners, revocations, held_back, clock, rows=run.rows)
+    desk = LeaderDesk(run_ledger, learners)
+    door = Door(run_ledger, peers, learners, revocations, clock, rows=run.rows)
     bucket = bucket_mirror(context, run.store, config.bucket)
     checking = RewardChecking(run_ledger, learners, rows=run.rows, metrics=metrics, clock=clock)
     table = PeerTable(peers, revoked=lambda: revocations.current().node_ids)
     report = RunReport(
         context.run.run_id,
         table,
-        held_back,
         faults,
         clock,
         unusual_checks=lambda: checking.unusual,
@@ -154,19 +147,17 @@ async def _coordinator(
         _members_server(context, config, run.store, door, checking, report, bucket),
         *_enrolment_servers(context, config, revocations, records),
     ]
-    trust = TrustUpkeep(run_ledger, learners, revocations=revocations, pardons=context.state_dir / PARDONS)
-    if records is not None:
-        trust.share = records.revoke
     return CoordinatorService(
         door=door,
         table=table,
         store=run.store,
         bucket=bucket,
         published=run.published,
-        trust=trust,
+        desk=desk,
         checking=checking,
         live=live,
         servers=servers,
+        order_server=order_server(context.state_dir, desk),
         metrics=metrics,
     )
 
@@ -197,7 +188,7 @@ def _members_server(
             lifetime_s=config.certificate_lifetime_s,
             clock=door.clock,
         ),
-        move=MoveNoticeFile(context.state_dir / MOVE_FILE),
+        move=lambda: door.ledger.accounts.orders.notice,
     )
     rollouts = RolloutServicer(
         door,

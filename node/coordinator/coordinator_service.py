@@ -10,15 +10,17 @@ from typing import Final
 
 from node.coordinator.door import Door
 from node.coordinator.metrics import CoordinatorMetrics
+from node.coordinator.order_desk import LeaderDesk
 from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import Peers
 from node.coordinator.published import Published
 from node.coordinator.reward_checking import RewardChecking
 from node.coordinator.run_status import LiveStatus
-from node.coordinator.trust_upkeep import TrustUpkeep
 from node.coordinator.work import upkeep
 from node.coordinator.work.accounts import Accounts
 from node.errors import RefusedError
+from node.operator_order import DRAIN
+from node.process.service import Service
 from node.rpc.server import RpcServer
 from node.spare_memory import GIVE_BACK_EVERY_S, give_back
 from node.weights.store.artifact_store import ArtifactStore
@@ -39,11 +41,13 @@ class CoordinatorService:
     store: ArtifactStore
     bucket: BucketMirror | None
     published: Published
-    trust: TrustUpkeep
     checking: RewardChecking
     live: LiveStatus
     servers: Sequence[RpcServer]
     """The members' and, unless TLS is off, the enrolment's."""
+    desk: LeaderDesk
+    order_server: Service | None
+    """Takes operators' orders; None: in a simulation nobody calls."""
     metrics: CoordinatorMetrics
     name: str = "coordinator"
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -78,7 +82,8 @@ class CoordinatorService:
                     tasks.create_task(self._keep_up(stopping))
                     if self.bucket is not None:
                         tasks.create_task(self.bucket.run(ready=lambda: None, stopping=stopping))
-                    await _start(self.servers, tasks, stopping)
+                    local = () if self.order_server is None else (self.order_server,)
+                    await _start((*self.servers, *local), tasks, stopping)
                     logger.info(
                         "serving", extra={"listen": self.address, "enrolment_listen": self.enrolment_address}
                     )
@@ -113,7 +118,7 @@ class CoordinatorService:
             self.store.await_readers_of(None if evaluated is None else evaluated.version)
             self._note_time()
             await ledger.decide(upkeep.expiry)
-            await self.trust.turn()
+            await self.desk.carry_out_overdue()
         except RefusedError as refused:
             # Tried again at the next turn: nothing was changed.
             logger.warning("upkeep refused", extra={"reason": refused.reason, "detail": str(refused)})
@@ -122,9 +127,9 @@ class CoordinatorService:
                 "peer not heard of",
                 extra={"peer_role": member.peer.role, "node_id": member.peer.node_id, "state": member.state},
             )
-        held_back = self.door.held_back
-        self.metrics.paused.set(held_back.pause is not None)
-        self.metrics.drained.set(len(held_back.drained))
+        orders = self.accounts.orders
+        self.metrics.paused.set(orders.pause is not None)
+        self.metrics.drained.set(len(orders.of(DRAIN)))
         self.metrics.head.set(0 if peers.head is None else peers.head.number)
         self.metrics.show(self.accounts)
         self.live.note(peers.step)
@@ -144,7 +149,7 @@ class CoordinatorService:
             )
 
 
-async def _start(servers: Sequence[RpcServer], tasks: asyncio.TaskGroup, stopping: asyncio.Event) -> None:
+async def _start(servers: Sequence[Service], tasks: asyncio.TaskGroup, stopping: asyncio.Event) -> None:
     for server in servers:
         is_ready = asyncio.Event()
         tasks.create_task(server.run(ready=is_ready.set, stopping=stopping))

@@ -15,13 +15,12 @@ import asyncio
 import logging
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from node.clock import Clock
 from node.coordinator.data.rows import Rows
 from node.coordinator.fleet.membership import KnownPeer
 from node.coordinator.fleet.peer_reports import HeartbeatAnswer, HeartbeatReport, Joining
-from node.coordinator.held_back import HeldBack
 from node.coordinator.learner_stream import LearnerStreams
 from node.coordinator.peers import Peers
 from node.coordinator.run_ledger import RunLedger
@@ -40,6 +39,9 @@ from node.verdict import Verdict
 
 logger = logging.getLogger(__name__)
 
+HELD_BACK_RETRY_S: Final = 1.0
+"""How soon a sampler asks again that an operator holds back: how late it may notice that this has ended."""
+
 
 @dataclass(slots=True)
 class Door:
@@ -49,7 +51,6 @@ class Door:
     peers: Peers
     learners: LearnerStreams
     revocations: RevocationList
-    held_back: HeldBack
     clock: Clock
     rows: Rows | None = None
 
@@ -106,8 +107,10 @@ class Door:
         self.peers.check_model(peer)
         if waits_for := self.peers.lacks_for_leases(peer):
             grant = LeaseGrant((), EMPTY_PAUSE_S, waits_for)
+        elif waits_for := self.ledger.accounts.orders.held_back(peer.node_id):
+            grant = LeaseGrant((), HELD_BACK_RETRY_S, waits_for)
         else:
-            grant = self.held_back.refusal(peer.node_id) or await self._granted(request)
+            grant = await self._granted(request)
         if grant.leases:
             return await self._with_rows(request, grant)
         return replace(grant, retry_after_s=self.peers.lease_pause_s(grant.retry_after_s))

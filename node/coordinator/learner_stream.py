@@ -1,8 +1,8 @@
 """The learner's stream: groups to it by its credits, what it says of them into the ledger in its order.
 
     hello --the same history?--> open; the stream before it ends
-    groups, quarantines, versions whose records are on disk  -->  the learner
-    credits, verdicts, step records, samplers that mismatch  <--  the learner
+    orders, quarantines, groups, versions whose records are on disk   -->  the learner
+    credits, verdicts, step records, samplers that mismatch, answers  <--  the learner
 
 A run has one stream. What an older one still says is not taken.
 """
@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 from node.coordinator.run_ledger import RunLedger
 from node.coordinator.work import step_history, verdicts
@@ -19,11 +19,13 @@ from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.decision import Decision
 from node.coordinator.work.findings import Checked
 from node.coordinator.work.model_check import Learner
+from node.coordinator.work.order_decisions import Answered, answered
 from node.coordinator.work.sampler_standing import Standing
 from node.coordinator.work.step_history import Hello, Outcome
 from node.coordinator.work.trust import Quarantine, quarantine
 from node.coordinator.work.verdicts import Judged, Submitted
 from node.errors import Reason, RefusedError
+from node.operator_order import Order, OrderAnswer
 from node.rollout import EncodedGroup
 from node.run import StepRecord
 from node.verdict import GroupVerdict, Verdict
@@ -31,12 +33,23 @@ from node.verdict import GroupVerdict, Verdict
 _CREDITS: Final = 1 << 20
 """Room no learner has; a larger sum is a mistake or an attack."""
 
+Said: TypeAlias = int | GroupVerdict | StepRecord | Quarantine | OrderAnswer
+"""After its hello a learner says: credits, a verdict, a step, a sampler that mismatches, what became of an
+order."""
+
 
 @dataclass(frozen=True, slots=True)
 class Quarantines:
     samplers: tuple[Standing, ...]
     releases_others: bool
     """Whether an operator has pardoned others."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrdersTold:
+    """All of the operators' orders to the learner that hold or have no answer."""
+
+    orders: tuple[Order, ...]
 
 
 class LearnerStream:
@@ -47,10 +60,8 @@ class LearnerStream:
         self.credits = 0
         self.acknowledgement: int | None = None
         """The newest version to acknowledge: its records are on disk."""
-        self.has_quarantines = True
-        self.has_pardons = False
-        """Whether the learner is to be told who is quarantined: there are new ones, or an operator has
-        pardoned others."""
+        self.has_quarantines = self.has_orders = True
+        """Whether the learner is to be told who is quarantined, or what operators order it."""
         self.is_ended = False
         self.refusal: RefusedError | None = None
         self._wake = asyncio.Event()
@@ -85,6 +96,8 @@ class LearnerStreams:
         self._ledger = ledger
         self._accounts = ledger.accounts
         self._current: LearnerStream | None = None
+        self._has_pardons = False
+        """Whether an operator has pardoned samplers since a learner was told so."""
         ledger.went_back = self._ask_anew
         ledger.when(Submitted, self._note_submitted)
         ledger.when(Checked, lambda checked: self.wake(has_quarantines=bool(checked.proof)))
@@ -110,12 +123,18 @@ class LearnerStreams:
             stream.acknowledgement = hello.version
         return stream
 
-    async def deliver(self, stream: LearnerStream) -> AsyncGenerator[EncodedGroup | int | Quarantines]:
-        """Yield what the learner is to be sent: groups, quarantines, versions whose records are on disk."""
+    async def deliver(
+        self, stream: LearnerStream
+    ) -> AsyncGenerator[EncodedGroup | int | Quarantines | OrdersTold]:
+        """Yield what the learner is to be sent; a number: the version whose records are on disk."""
         while not stream.is_ended:
-            if stream.has_quarantines or stream.has_pardons:
-                told = Quarantines(self._accounts.standings.quarantined(), releases_others=stream.has_pardons)
-                stream.has_quarantines = stream.has_pardons = False
+            if stream.has_orders:
+                stream.has_orders = False
+                if orders := self._accounts.orders.for_learner():
+                    yield OrdersTold(orders)
+            elif stream.has_quarantines or self._has_pardons:
+                told = Quarantines(self._accounts.standings.quarantined(), releases_others=self._has_pardons)
+                stream.has_quarantines = self._has_pardons = False
                 if told.samplers or told.releases_others:
                     yield told
             elif stream.acknowledgement is not None:
@@ -133,15 +152,23 @@ class LearnerStreams:
         if stream.refusal is not None:
             raise stream.refusal
 
-    def wake(self, *, has_quarantines: bool = False, has_pardons: bool = False) -> None:
-        """Let the stream look for groups to deliver, and tell the learner who is quarantined, or pardoned."""
+    @property
+    def is_open(self) -> bool:
+        """Whether a learner is there."""
+        return self._current is not None and not self._current.is_ended
+
+    def wake(
+        self, *, has_quarantines: bool = False, has_pardons: bool = False, has_orders: bool = False
+    ) -> None:
+        """Let the stream look for what to deliver: groups, and of what there is news."""
+        self._has_pardons |= has_pardons
         if self._current is not None:
             self._current.has_quarantines |= has_quarantines
-            self._current.has_pardons |= has_pardons
+            self._current.has_orders |= has_orders
             self._current.wake()
 
-    async def hear(self, stream: LearnerStream, said: int | GroupVerdict | StepRecord | Quarantine) -> None:
-        """Take what the learner says on a stream: credits, a verdict, a step, a sampler that mismatches.
+    async def hear(self, stream: LearnerStream, said: Said) -> None:
+        """Take what the learner says on a stream.
 
         Raises:
             RefusedError: MALFORMED. Of a step: DUPLICATE, where a group was trained on twice; LEDGER_BEHIND,
@@ -159,6 +186,8 @@ class LearnerStreams:
                 stream.wake()
             case Quarantine():
                 await self._ledger.decide(partial(quarantine, request=said))
+            case OrderAnswer():
+                await self._ledger.decide(partial(_answer, stream, said))
 
     def _check(self, outcome: Outcome) -> None:
         if (refusal := outcome.refusal) is not None:
@@ -182,6 +211,13 @@ def _judgement(
 ) -> Decision[Judged | None]:
     """Apply a verdict, unless a newer stream may have delivered the group again."""
     return Decision(None) if stream.is_ended else verdicts.judgement(accounts, judged, now=now)
+
+
+def _answer(
+    stream: LearnerStream, told: OrderAnswer, accounts: Accounts, /, *, now: float
+) -> Decision[Answered | None]:
+    """Note an answer to an order, unless a newer stream will tell of it."""
+    return Decision(None) if stream.is_ended else answered(accounts, told, now=now)
 
 
 def _step(

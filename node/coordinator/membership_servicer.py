@@ -2,14 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc
 from node.coordinator.door import Door
 from node.coordinator.member_messages import heartbeat_response, joining_from_wire, report_from_wire
 from node.coordinator.run_status import RunReport
-from node.enrolment.move_notice import MoveNoticeFile
 from node.enrolment.renewal import Renewal
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
@@ -36,9 +35,14 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         *,
         settings: membership_pb2.JoinResponse,
         renewal: Renewal,
-        move: MoveNoticeFile,
+        move: Callable[[], bytes],
     ) -> None:
-        """Serve; ``settings`` is what a peer that joins is told, for each to be completed."""
+        """Serve.
+
+        Args:
+            settings: What a peer that joins is told, for each to be completed.
+            move: Returns the notice of where the coordinator will be; empty: it stays.
+        """
         self._door = door
         self._report = report
         self._settings = settings
@@ -147,7 +151,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
 
         One whose answer is lost joins again.
         """
-        notice = self._move.current()
+        notice = self._move()
         if notice != self._told[0]:
             self._told = notice, set()
         told = self._told[1]

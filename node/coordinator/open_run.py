@@ -8,6 +8,7 @@ import asyncio
 import logging
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from pathlib import Path
 
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.data.row_sources import open_rows
@@ -15,12 +16,15 @@ from node.coordinator.data.rows import START_CHECK_S, RowCheck, Rows
 from node.coordinator.ledger.ledger_file import FILE_NAME as LEDGER_FILE
 from node.coordinator.ledger.ledger_rows import LedgerEngine
 from node.coordinator.metrics import CoordinatorMetrics
+from node.coordinator.older_orders import older_orders, set_aside
 from node.coordinator.published import Published
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Balance, Transaction
+from node.coordinator.work.orders import Orders
 from node.coordinator.work.run_data import NO_DATA, agreed_data
 from node.coordinator.work.upkeep import task_is
 from node.errors import ConfigError, Reason, RefusedError, StartupError
+from node.operator_order import Order
 from node.process.role_context import RoleContext
 from node.serving.hub_setup import open_store
 from node.weights.store.artifact_store import ArtifactStore
@@ -65,6 +69,7 @@ async def open_run(
             opened.callback(rows.close)
             _tell_unusable(rows)
         _note_data(ledger, balance, rows)
+        _adopt_older_orders(context.state_dir, ledger, balance)
         accounts = _accounts(context, config, ledger, rows, metrics)
         published = Published(store, accounts)
         accounts.is_on_offer = published.is_on_offer
@@ -134,6 +139,13 @@ def _note_data(ledger: LedgerEngine, balance: Balance, rows: Rows | None) -> Non
         if noted.first_slot:
             grown = {"rows": noted.rows, "rows_before": balance.data.rows, "first_slot": noted.first_slot}
             logger.info("rows were added to the data", extra=grown)
+
+
+def _adopt_older_orders(state_dir: Path, ledger: LedgerEngine, balance: Balance) -> None:
+    """Put the orders of an older release's files into the ledger. Raises StartupError: one is unreadable."""
+    if adopted := older_orders(state_dir, Orders(balance.of(Order))):
+        ledger.record(Transaction(facts=adopted))
+    set_aside(state_dir)
 
 
 def _tell_unusable(rows: Rows) -> None:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
-from heterorl.v1 import rollout_pb2
-from node.coordinator.learner_stream import Quarantines
+from heterorl.v1 import orders_pb2, rollout_pb2
+from node.coordinator.learner_stream import OrdersTold, Quarantines, Said
 from node.coordinator.work.leasing import LeaseRequest, ReturnedLeases
 from node.coordinator.work.slots import is_held_out
 from node.coordinator.work.step_history import Hello
@@ -15,11 +15,12 @@ from node.errors import Reason, RefusedError
 from node.failure import FailedLease, detail_of
 from node.identity.peer import Peer, is_name
 from node.limits import LEASES_PER_PEER, LEASES_PER_REQUEST, TRAINED_RUNS
+from node.operator_order import OrderAnswer
 from node.policy import PolicyVersion
 from node.rollout import EncodedGroup, GroupHeader, RolloutGroup
 from node.run import StepRecord
 from node.verdict import GroupVerdict
-from node.wire.mapping import from_wire, optional_from_wire
+from node.wire.mapping import from_wire, optional_from_wire, to_wire
 from node.wire.rollouts import delivery_to_wire, group_from_wire, header_from_wire
 
 _DETAIL_CHARACTERS: Final = 1000
@@ -80,7 +81,7 @@ def hello_from_wire(peer: Peer, hello: rollout_pb2.DrainHello) -> Hello:
     )
 
 
-def said_from_wire(request: rollout_pb2.DrainRolloutsRequest) -> int | GroupVerdict | StepRecord | Quarantine:
+def said_from_wire(request: rollout_pb2.DrainRolloutsRequest) -> Said:
     """Return what a learner says after its hello; a number: credits. Raises RefusedError: MALFORMED."""
     match request.WhichOneof("message"):
         case "credit":
@@ -96,17 +97,25 @@ def said_from_wire(request: rollout_pb2.DrainRolloutsRequest) -> int | GroupVerd
                 what = f"{told.sampler_id[:100]!r} is not the node id of a sampler"
                 raise RefusedError(Reason.MALFORMED, what)
             return Quarantine(told.sampler_id, detail_of(told.reason))
+        case "order_answer":
+            answer = detail_of(request.order_answer.answer) or "done"
+            return from_wire(OrderAnswer, request.order_answer, answer=answer)
         case other:
             raise RefusedError(Reason.MALFORMED, f"a message with {other or 'nothing'} after the hello")
 
 
-def outgoing_to_wire(outgoing: EncodedGroup | int | Quarantines) -> rollout_pb2.DrainRolloutsResponse:
+def outgoing_to_wire(
+    outgoing: EncodedGroup | int | Quarantines | OrdersTold,
+) -> rollout_pb2.DrainRolloutsResponse:
     """Return what a learner is sent; a number: the version whose records are on disk."""
     if isinstance(outgoing, Quarantines):
         quarantines = rollout_pb2.Quarantines(releases_others=outgoing.releases_others)
         for one in outgoing.samplers:
             quarantines.samplers.add(sampler_id=one.sampler_id, reason=one.quarantine)
         return rollout_pb2.DrainRolloutsResponse(quarantines=quarantines)
+    if isinstance(outgoing, OrdersTold):
+        orders = [to_wire(orders_pb2.Order, order) for order in outgoing.orders]
+        return rollout_pb2.DrainRolloutsResponse(orders=rollout_pb2.LearnerOrders(orders=orders))
     if isinstance(outgoing, int):
         acknowledged = rollout_pb2.StepAcknowledged(version=outgoing)
         return rollout_pb2.DrainRolloutsResponse(step_acknowledged=acknowledged)

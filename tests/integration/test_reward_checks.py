@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 
 from heterorl.v1 import common_pb2, membership_pb2
-from node.errors import Reason, RefusedError
-from node.identity.revocation import FILE_NAME as REVOCATION_FILE
 from node.rollout import Finish, RolloutGroup
 from sampler.engines.torch_engine import TorchEngine
 from sampler.rollouts.group_pipeline import GroupPipeline
@@ -143,19 +141,3 @@ async def test_a_verifier_survives_groups_that_nobody_honest_sends(
             await until(lambda: checks(hub, "ungradable") == 2)
             await has_checked(hub, verifier, 1)
             assert (await standing(learner)).standing == "established"
-
-
-async def test_checks_are_kept_up_while_the_database_takes_no_list_of_revoked_nodes(made: MadeRun) -> None:
-    refusals = 0
-
-    def refuse(_: frozenset[str]) -> None:
-        nonlocal refusals
-        refusals += 1
-        raise RefusedError(Reason.DISK, "the ledger's database refused: disk full")
-
-    async with running_hub(made) as hub:
-        hub.hub.trust.share = refuse
-        (hub.made.directory / "coordinator" / REVOCATION_FILE).write_text("sampler-9\n")
-        await until(lambda: refusals > 0)
-        hub.hub.checking._checks.passed_over = 1
-        await until(lambda: checks(hub, "passed over") == 1)

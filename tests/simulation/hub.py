@@ -16,9 +16,9 @@ from typing import Any
 from node.coordinator.coordinator_service import UPKEEP_S, CoordinatorService
 from node.coordinator.door import Door
 from node.coordinator.fleet.peer_reports import HeartbeatAnswer, HeartbeatReport, Joining
-from node.coordinator.held_back import HeldBack
 from node.coordinator.learner_stream import LearnerStream, LearnerStreams
 from node.coordinator.ledger.ledger_file import FILE_NAME
+from node.coordinator.order_desk import LeaderDesk
 from node.coordinator.outcomes import Outcomes
 from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import Peers
@@ -26,7 +26,6 @@ from node.coordinator.published import Published
 from node.coordinator.reward_checking import RewardChecking, Verifier
 from node.coordinator.run_ledger import RunLedger
 from node.coordinator.run_status import LiveStatus, RunReport
-from node.coordinator.trust_upkeep import TrustUpkeep
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.capacity import Bounds
@@ -42,6 +41,7 @@ from node.coordinator.work.verdicts import Submission, Submitted
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease
 from node.identity.peer import Peer
+from node.identity.revocation import RevocationList
 from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, BaseModel, PolicyVersion
 from node.rollout import EncodedGroup, GroupHeader, LeaseGrant, RolloutGroup
 from node.rpc.channel import ConnectionLost
@@ -146,19 +146,6 @@ class _Manifest:
     policy_version: PolicyVersion
 
 
-@dataclass(slots=True)
-class Revocations:
-    """Nodes that are shut out, as the operator's file has them."""
-
-    node_ids: tuple[str, ...] = ()
-
-    def current(self) -> "Revocations":
-        return self
-
-    def is_revoked(self, node_id: str) -> bool:
-        return node_id in self.node_ids
-
-
 class WatchedLedger(RunLedger):
     """Says when memory and ledger must agree: after each commit, whether it failed or not."""
 
@@ -194,14 +181,12 @@ class Hub:
         *,
         clock: Clock,
         shelf: Shelf,
-        revocations: Revocations,
         task_digest: bytes,
         reached: Counter[str],
         settled: Callable[["Hub", Exception | None], None],
         granted: Callable[["Hub", str, LeaseGrant], None],
     ) -> None:
         self.process = process
-        self.revocations = revocations
         self.shelf = shelf
         self._clock = clock
         loop: VirtualLoop = process.loop
@@ -220,7 +205,6 @@ class Hub:
                 raise
             self.accounts.apply(decision.transaction, now=clock.now())
         store: Any = shelf
-        lists: Any = revocations
         self.published = Published(store, self.accounts)
         self.accounts.is_on_offer = self.published.is_on_offer
         self.peers = Peers(
@@ -239,31 +223,32 @@ class Hub:
         outcomes = Outcomes(self.accounts, notify=self.peers.notify, metrics=instruments, clock=clock)
         outcomes.follow(self.run_ledger)
         self.learners = LearnerStreams(self.run_ledger)
-        self.pardons = disk.directory.parent / "pardoned"
-        table = PeerTable(self.peers, revoked=lambda: revocations.node_ids)
+        self.desk = LeaderDesk(self.run_ledger, self.learners)
+        self.revocations = RevocationList(lambda: self.accounts.orders.revoked)
+        table = PeerTable(self.peers, revoked=lambda: self.accounts.orders.revoked)
         self.door = WatchedDoor(
             self.run_ledger,
             self.peers,
             self.learners,
-            lists,
-            HeldBack(),
+            self.revocations,
             clock,
             granted=lambda sampler_id, grant: granted(self, sampler_id, grant),
         )
         self.checking = checking = RewardChecking(
             self.run_ledger, self.learners, rows=None, metrics=instruments, clock=clock
         )
-        report = RunReport(RUN_ID, table, self.door.held_back, OwnFaults(clock.monotonic), clock)
+        report = RunReport(RUN_ID, table, OwnFaults(clock.monotonic), clock)
         self.service = CoordinatorService(
             door=self.door,
             table=table,
             store=store,
             bucket=None,
             published=self.published,
-            trust=TrustUpkeep(self.run_ledger, self.learners, revocations=lists, pardons=self.pardons),
+            desk=self.desk,
             checking=checking,
             live=LiveStatus(report, loop),
             servers=(),
+            order_server=None,
             metrics=instruments,
         )
         self._headers: dict[bytes, GroupHeader] = {}

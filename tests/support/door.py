@@ -7,7 +7,6 @@ from prometheus_client import CollectorRegistry
 
 from node.coordinator.door import Door
 from node.coordinator.fleet.peer_reports import Joining
-from node.coordinator.held_back import HeldBack
 from node.coordinator.learner_stream import LearnerStream, LearnerStreams
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
@@ -73,8 +72,7 @@ class OpenDoor:
             self.run_ledger,
             self.peers,
             self.learners,
-            RevocationList(self.directory / "revoked"),
-            HeldBack(),
+            RevocationList(lambda: self.accounts.orders.revoked),
             self.clock,
         )
 

@@ -9,7 +9,6 @@ What verifiers prove is in ``findings``.
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final
 
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Transaction
@@ -21,9 +20,6 @@ class Undone:
     leases: int
     prompts: int
     """Prompts that its word kept from somebody."""
-
-
-NOTHING_UNDONE: Final = Undone(0, 0)
 
 
 def revocation(accounts: Accounts, request: Collection[str], *, now: float) -> Decision[Undone]:
