@@ -8,6 +8,7 @@ import argparse
 import dataclasses
 import getpass
 import json
+import os
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -152,8 +153,9 @@ def _show(orders: Sequence[Order], verb: Verb, arguments: argparse.Namespace) ->
 
 
 def _user() -> str:
+    """Return who runs the command; behind sudo, who called that."""
     try:
-        return getpass.getuser()
+        return os.environ.get("SUDO_USER") or getpass.getuser()
     except (KeyError, OSError):
         return "a user without a name"
 
