@@ -25,7 +25,7 @@ from grpc.aio import Channel
 from learner.config import LearnerConfig
 from learner.journal.records import Origin
 from learner.metrics import Instruments, LearnerMetrics
-from learner.operator_orders import OperatorOrders, recent_changes
+from learner.operator_orders import check_no_older_orders, recent_changes
 from learner.publishing.earlier_versions import EarlierVersions
 from learner.publishing.further_artifacts import FurtherArtifacts
 from learner.publishing.kept_versions import KEPT, PUBLISHED, KeptVersions, Wanted
@@ -99,6 +99,7 @@ async def build(context: RoleContext) -> list[Service]:
         )
     with _disk_errors_explained(context.state_dir):
         restored = await _restore(context, config)
+        check_no_older_orders(context.state_dir, restored.state.progress)
         instruments = Instruments.of(context.registry, context.node_metrics, clock=context.clock)
         _show_restart(restored.state, instruments.metrics)
         writers = _writer_threads(context, config, metrics=instruments.metrics)
@@ -131,7 +132,6 @@ async def build(context: RoleContext) -> list[Service]:
         step_log=restored.step_log,
         on_step=on_step,
         operator=OrderTaker(
-            OperatorOrders(context.state_dir),
             earlier,
             config=config,
             state=restored.state,

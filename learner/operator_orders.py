@@ -1,36 +1,22 @@
-"""Orders of operators to a learner, in files of its state directory.
+"""Operators' orders to a learner, as the coordinator tells them: settings that hold, a rollback; pure.
 
-    rollback.json           go on with the weights of an earlier version; carried out once, by its name
-    rollback-outcome.json   what became of that order; the learner writes it
-    settings.json           settings that hold in place of the configuration's, until they are undone
-
-`heterorl-node rollback` and `set` write orders, also while the learner is down. A running learner looks
-between two steps, and each second while it waits for groups.
+The coordinator's ledger keeps the orders. Those that hold or have no answer come first on each stream of
+groups, so a learner that starts again has its settings before its first step.
 """
 
 import json
-import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Generic, TypeVar
-
-from pydantic import ConfigDict, TypeAdapter
+from typing import Any, Final
 
 from learner.config import LearnerConfig
 from learner.journal.progress import Progress
 from learner.step_settings import StepSettings
 from node.errors import StartupError
-from node.identity.files import write_public
 from node.limits import CHANGES_PER_HEARTBEAT
-from node.sealed import sealed, unsealed
-
-logger = logging.getLogger(__name__)
-
-ROLLBACK, OUTCOME, SETTINGS = "rollback.json", "rollback-outcome.json", "settings.json"
-
-LOOK_EVERY_S: Final = 1.0
-"""How soon an order is noticed while no group arrives."""
+from node.operator_order import ROLLBACK, SET, Order
+from node.sealed import unsealed
 
 SETTABLE: Final = StepSettings.live_keys()
 """Keys of [learner] that may change while it runs."""
@@ -41,8 +27,6 @@ OPTIONS: Final = "objective_options"
 UNUSUAL_S: Final = 86_400.0
 """How long the status shows a change."""
 
-Content = TypeVar("Content")
-
 
 class VersionGoneError(Exception):
     """An earlier version cannot be had; says why."""
@@ -52,164 +36,90 @@ class VersionGoneError(Exception):
 class RollbackOrder:
     """Go on with the weights of ``version``."""
 
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
     order: str
-    """Random; the learner carries out each once."""
+    """Names the order; the learner carries out each once."""
     version: int
     because: str = ""
     at_s: float = 0.0
-    """Unix seconds on the clock of the operator's machine; 0: not known."""
+    """Unix seconds on the coordinator's clock when it was given; 0: not known."""
 
 
-@dataclass(frozen=True, slots=True)
-class RollbackOutcome:
-    """The end of an order."""
-
-    order: str
-    made_version: int | None = None
-    """The version that it made. None: it was refused."""
-    why_refused: str = ""
+def known_settings(orders: Iterable[Order]) -> dict[str, Any]:
+    """Return the settings that hold already, by key of [learner]."""
+    known = ((order, order.known_value) for order in orders if order.verb == SET)
+    return {key_of(order): json.loads(value) for order, value in known if value}
 
 
-@dataclass(frozen=True, slots=True)
-class SetValue:
-    """A setting's value."""
-
-    value: float | bool | str
-    at_s: float
-    """Unix seconds on the clock of the operator's machine."""
-    because: str = ""
+def asked_settings(orders: Iterable[Order]) -> list[Order]:
+    """Return the orders about settings that have no answer, in the order in which they were given."""
+    return [order for order in orders if order.verb == SET and not order.answer]
 
 
-Settings = Mapping[str, SetValue]
-"""By key of [learner], or ``objective_options.KEY``."""
+def asked_rollback(orders: Iterable[Order]) -> Order | None:
+    """Return the rollback that has no answer; None: there is none."""
+    return next((order for order in orders if order.verb == ROLLBACK and not order.answer), None)
 
 
-@dataclass(slots=True)
-class _JsonFile(Generic[Content]):
-    """A file that is read again whenever it changes. No file: the content it began with."""
-
-    path: Path
-    kind: TypeAdapter[Content]
-    absent: Content
-    _content: Content | None = None
-    _read_at: tuple[int, int, int] | None = None
-
-    def content(self) -> Content:
-        """Return what the file has now; where it cannot be read, what it had before."""
-        try:
-            status = self.path.stat()
-            state = (status.st_mtime_ns, status.st_size, status.st_ino)
-            if state != self._read_at:
-                self._read_at = state
-                self._content = self._read()
-        except FileNotFoundError:
-            self._content, self._read_at = None, None
-        except (OSError, ValueError) as error:
-            logger.error("orders unreadable", extra={"path": str(self.path), "detail": str(error)})
-        return self.absent if self._content is None else self._content
-
-    def check(self) -> None:
-        """Raise StartupError where there is a file that cannot be read: what it says must not be replaced."""
-        try:
-            self._read()
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError) as error:
-            fix = "Correct the file by hand, or remove it: the learner goes on with what it read last."
-            raise StartupError(f"{self.path} cannot be read: {error}", fix=fix) from error
-
-    def _read(self) -> Content:
-        # json's own reader: pydantic's takes no infinity.
-        return self.kind.validate_python(unsealed(self.path.read_bytes()))
-
-    def write(self, content: Content) -> None:
-        """Replace the content. Raises OSError."""
-        write_public(self.path, sealed(json.dumps(self.kind.dump_python(content), indent=1)))
+def key_of(order: Order) -> str:
+    """Return the key of [learner] that an order is about."""
+    return order.about.removeprefix("learner.")
 
 
-class OperatorOrders:
-    """The orders in a learner's state directory."""
+def with_order(settings: Mapping[str, Any], order: Order) -> dict[str, Any]:
+    """Return the settings that hold once an order is taken. Raises ValueError: its value cannot be read."""
+    others = {key: value for key, value in settings.items() if key != key_of(order)}
+    return others if order.is_undone else {**others, key_of(order): json.loads(order.value)}
 
-    def __init__(self, directory: Path) -> None:
-        self._rollback: _JsonFile[RollbackOrder | None] = _JsonFile(
-            directory / ROLLBACK, TypeAdapter(RollbackOrder | None), None
+
+def rollback_of(order: Order, progress: Progress) -> RollbackOrder:
+    """Return the rollback that an order asks for. Raises ValueError: it cannot be carried out; says why."""
+    done = progress.rollback
+    if done is not None and order.at_s < done.ordered_at_s:
+        raise ValueError(f"a rollback that was ordered later has made version {done.version}")
+    version = int(order.value)
+    if not 0 <= version < progress.version:
+        raise ValueError(f"the newest version is {progress.version}: name an older one")
+    return RollbackOrder(order.order_id, version, order.because, order.at_s)
+
+
+def check_no_older_orders(directory: Path, progress: Progress) -> None:
+    """Check that a learner's directory has no order of release 0.3 to lose. Raises StartupError: it has."""
+    settings, ordered = (_older(directory / name) for name in ("settings.json", "rollback.json"))
+    ended = _older(directory / "rollback-outcome.json").get("order")
+    carried_out = None if progress.rollback is None else progress.rollback.order
+    is_open = bool(ordered) and ordered["order"] not in (ended, carried_out)
+    for name in (*["settings.json"] * bool(settings), *["rollback.json"] * is_open):
+        raise StartupError(
+            f"{directory / name} has an operator's orders, which the coordinator keeps since 0.4",
+            fix="Give them again on the coordinator's host, with `heterorl-node set` or `rollback`, then "
+            "remove the file.",
         )
-        self._outcome: _JsonFile[RollbackOutcome | None] = _JsonFile(
-            directory / OUTCOME, TypeAdapter(RollbackOutcome | None), None
-        )
-        self._settings: _JsonFile[dict[str, SetValue]] = _JsonFile(
-            directory / SETTINGS, TypeAdapter(dict[str, SetValue]), {}
-        )
-        self._over = ""
-        """The order that this process has carried out or refused."""
-
-    def check_readable(self) -> None:
-        """Check that every file which is there can be read. Raises StartupError."""
-        for file in (self._rollback, self._outcome, self._settings):
-            file.check()
-
-    def rollback(self, progress: Progress) -> RollbackOrder | None:
-        """Return the order that is to be carried out; None: there is none, or it was refused or is done."""
-        order = self._rollback.content()
-        if order is None or order.order == self._over:
-            return None
-        if progress.rollback is not None and progress.rollback.order == order.order:
-            self._end(RollbackOutcome(order.order, progress.rollback.version))
-            return None
-        outcome = self._outcome.content()
-        return None if outcome is not None and outcome.order == order.order else order
-
-    def refuse(self, order: RollbackOrder, why: str) -> None:
-        """Log why an order cannot be carried out, and let it be, also after a restart."""
-        logger.error("rollback refused", extra={"restored_version": order.version, "detail": why})
-        self._end(RollbackOutcome(order.order, why_refused=why))
-
-    def _end(self, outcome: RollbackOutcome) -> None:
-        """Write down what became of an order, for the command."""
-        self._over = outcome.order
-        if self._outcome.content() == outcome:
-            return
-        try:
-            self._outcome.write(outcome)
-        except OSError as error:
-            logger.error("outcome of a rollback not written", extra={"detail": str(error)})
-
-    def last_rollback(self) -> tuple[RollbackOrder, RollbackOutcome | None] | None:
-        """Return the order that was given last, and what became of it, None: nothing yet."""
-        order, outcome = self._rollback.content(), self._outcome.content()
-        if order is None:
-            return None
-        return order, outcome if outcome is not None and outcome.order == order.order else None
-
-    def settings(self) -> Settings:
-        """Return the settings that hold in place of the configuration's."""
-        return self._settings.content()
-
-    def order_rollback(self, order: RollbackOrder) -> None:
-        """Write an order down. Raises OSError."""
-        self._rollback.write(order)
-
-    def set(self, settings: Settings) -> None:
-        """Write settings down. Raises OSError."""
-        self._settings.write(dict(settings))
 
 
-def with_settings(config: LearnerConfig, settings: Settings) -> LearnerConfig:
+def _older(path: Path) -> dict[str, Any]:
+    try:
+        told: dict[str, Any] | None = unsealed(path.read_bytes())
+        return told or {}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise StartupError(f"{path} cannot be read: {error}", fix="Remove it.") from error
+
+
+def with_settings(config: LearnerConfig, settings: Mapping[str, Any]) -> LearnerConfig:
     """Return the configuration with other values.
 
     Raises:
         ValueError: a key is not settable, or a value breaks its rule.
     """
     table = config.model_dump()
-    for key, setting in settings.items():
+    for key, value in settings.items():
         check_settable(key)
         section, dot, option = key.partition(".")
         if dot:
-            table[section][option] = setting.value
+            table[section][option] = value
         else:
-            table[key] = setting.value
+            table[key] = value
     return LearnerConfig.model_validate(table)
 
 

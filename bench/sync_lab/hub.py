@@ -46,7 +46,7 @@ async def serve(settings: dict[str, Any]) -> None:
         listen=settings["listen"],
         servicers=(partial(policy_pb2_grpc.add_PolicyServiceServicer_to_server, servicer),),
         identity=load_identity(root / Role.COORDINATOR / IDENTITY_DIRECTORY),
-        admission=Admission(run.run_id, RevocationList(root / "revoked"), SystemClock(), _ignore),
+        admission=Admission(run.run_id, RevocationList(), SystemClock(), _ignore),
         drain_grace_s=0.1,
     )
     async with asyncio.TaskGroup() as tasks:

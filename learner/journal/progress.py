@@ -39,6 +39,8 @@ class Rollback:
     """The version whose weights it has."""
     at_s: float
     """Unix seconds on the learner's clock."""
+    ordered_at_s: float = 0.0
+    """Unix seconds on the coordinator's clock; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,12 @@ class Progress:
         return {key: (was, is_now) for key, (was, is_now) in texts.items() if was != is_now}
 
     def rolled_back(
-        self, line: RollbackLine, order: str, *, unacknowledged: tuple[StepRecord, ...]
+        self,
+        line: RollbackLine,
+        order: str,
+        *,
+        ordered_at_s: float = 0.0,
+        unacknowledged: tuple[StepRecord, ...],
     ) -> "Progress":
         """Return the progress once a rollback, which ``line`` tells of, is durable.
 
@@ -153,7 +160,7 @@ class Progress:
             unacknowledged=(*unacknowledged, StepRecord(version, (), (), line.restored_version)),
             recent_rewards=(),
             entropy_switch=EntropySwitch(),
-            rollback=Rollback(order, version, line.restored_version, line.at_s),
+            rollback=Rollback(order, version, line.restored_version, line.at_s, ordered_at_s),
         )
 
     def after(self, entry: Entry, *, window: int) -> "Progress":

@@ -16,7 +16,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Final, Protocol, TypeVar
 
@@ -26,7 +25,6 @@ from learner.intake.group_verdict import GroupRules, judge
 from learner.intake.named_versions import Scored
 from learner.journal.restart import Due
 from learner.metrics import Instruments
-from learner.operator_orders import LOOK_EVERY_S
 from learner.step_log import StepLine, StepLog
 from learner.training.checkpoint_writer import CheckpointWriter
 from learner.training.evidence import Evidence
@@ -163,6 +161,7 @@ class TrainingLoop:
         self._metrics.version.set(self.version)
         ready()
         following = asyncio.create_task(self._follow_best(stopping))
+        following.add_done_callback(lambda _: self._drain.wake())
         try:
             while not stopping.is_set() and not self._state.completion:
                 if following.done():
@@ -175,7 +174,7 @@ class TrainingLoop:
                     continue
                 started_s = self._clock.monotonic()
                 with self._node_metrics.waiting("rollout groups"):
-                    await run_until(stopping, self._admit_next(rules, buffer))
+                    await run_until(stopping, self._drain.arrival())
                 self._groups_wait_s += self._clock.monotonic() - started_s
             if why := self._state.completion:
                 logger.info("training complete", extra={"version": self.version, "why": why})
@@ -260,16 +259,9 @@ class TrainingLoop:
 
     async def _obey(self, stopping: asyncio.Event) -> None:
         """Do what an operator has asked for since the last look."""
-        await self._operator.take_settings(self._in_thread)
-        if (order := self._operator.due_rollback()) is not None:
+        if (order := await self._operator.take(self._in_thread)) is not None:
             await self._end_checkpoint()
             await self._operator.roll_back(order, self._in_thread, self._checkpoints, stopping)
-
-    async def _admit_next(self, rules: GroupRules, buffer: BatchBuffer) -> None:
-        """Wait for a group, until it is time to look for orders again."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_EVERY_S):
-                self._admit(await self._drain.groups.get(), rules, buffer)
 
     def _admit(self, group: RolloutGroup, rules: GroupRules, buffer: BatchBuffer) -> None:
         judged = self._quarantined(group) or judge(

@@ -282,7 +282,9 @@ class TrainingState:
             step_s=self._clock.monotonic() - started_s,
             restored_version=order.version,
         )
-        progress = self.progress.rolled_back(line, order.order, unacknowledged=tuple(unacknowledged))
+        progress = self.progress.rolled_back(
+            line, order.order, ordered_at_s=order.at_s, unacknowledged=tuple(unacknowledged)
+        )
         return self._copy_of(progress)
 
     def rolled_back(self, copied: CheckpointCopy) -> StepRecord:

@@ -13,6 +13,7 @@ groups are held, their verdicts, and which samplers it quarantined or released.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from node.operator_order import OrderAnswer
 from node.run import StepRecord
 from node.verdict import GroupVerdict, Verdict
 
@@ -26,6 +27,7 @@ class Owed:
     credit_groups: int
     quarantines: tuple[tuple[str, str], ...] = ()
     """(sampler, why); why is empty where it is released."""
+    answers: tuple[OrderAnswer, ...] = ()
 
 
 class OutstandingRollouts:
@@ -45,6 +47,7 @@ class OutstandingRollouts:
         self._quarantines: dict[str, str] = {}
         """By sampler, as it was decided last, here or there; empty: released."""
         self._owed_quarantines: set[str] = set()
+        self._owed_answers: list[OrderAnswer] = []
 
     @property
     def quarantined(self) -> dict[str, str]:
@@ -77,6 +80,7 @@ class OutstandingRollouts:
         self._credit_outstanding = 0
         self._owed_quarantines = set(self._quarantines)
         self._owed_steps.clear()
+        self._owed_answers.clear()  # orders without an answer are told again
         verdicts = (verdict for verdict in self._held.values() if verdict is not None)
         self._owed_verdicts = {verdict.group_id: verdict for verdict in verdicts}
 
@@ -112,6 +116,10 @@ class OutstandingRollouts:
         self._quarantines[sampler_id] = why
         self._owed_quarantines.add(sampler_id)
 
+    def answered(self, answer: OrderAnswer) -> None:
+        """Note what became of an operator's order."""
+        self._owed_answers.append(answer)
+
     def quarantines_listed(self, listed: dict[str, str], *, releases_others: bool) -> None:
         """Take over the coordinator's list; what was decided here since it was made is owed to it."""
         if releases_others:
@@ -127,7 +135,14 @@ class OutstandingRollouts:
         credit = max(0, self._capacity_groups - len(self._held) - self._credit_outstanding)
         names = sorted(self._owed_quarantines)
         quarantines = tuple((name, self._quarantines.get(name, "")) for name in names)
-        owed = Owed(tuple(self._owed_verdicts.values()), tuple(self._owed_steps), credit, quarantines)
+        owed = Owed(
+            tuple(self._owed_verdicts.values()),
+            tuple(self._owed_steps),
+            credit,
+            quarantines,
+            tuple(self._owed_answers),
+        )
+        self._owed_answers.clear()
         self._owed_quarantines.clear()
         self._owed_verdicts.clear()
         self._owed_steps.clear()

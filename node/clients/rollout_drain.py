@@ -17,12 +17,13 @@ from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
 from node.clients.outstanding_rollouts import OutstandingRollouts, Owed
 from node.errors import Reason, RefusedError
 from node.limits import TRAINED_RUNS
+from node.operator_order import Order, OrderAnswer
 from node.rollout import RolloutGroup
 from node.rpc.channel import Backoff, ConnectionLost, classified
 from node.run import StepRecord
 from node.verdict import GroupVerdict, Verdict
 from node.waits import put_away
-from node.wire.mapping import to_wire
+from node.wire.mapping import from_wire, to_wire
 from node.wire.rollouts import encoded_from_wire, group_from_wire
 
 logger = logging.getLogger(__name__)
@@ -77,7 +78,10 @@ class RolloutDrain:
         """As the newest hello says."""
         self._something_owed = asyncio.Event()
         self._acknowledgement = asyncio.Event()
+        self._arrival = asyncio.Event()
         self.groups: asyncio.Queue[RolloutGroup] = asyncio.Queue(maxsize=capacity_groups)
+        self.orders: tuple[Order, ...] = ()
+        """Operators' orders, as the coordinator told them last; another tuple each time it does."""
 
     @property
     def unacknowledged(self) -> tuple[StepRecord, ...]:
@@ -98,6 +102,20 @@ class RolloutDrain:
         """Report that a sampler is quarantined, or released where ``why`` is empty."""
         self._outstanding.quarantine(sampler_id, why)
         self._something_owed.set()
+
+    def answer(self, answer: OrderAnswer) -> None:
+        """Report what became of an operator's order."""
+        self._outstanding.answered(answer)
+        self._something_owed.set()
+
+    async def arrival(self) -> None:
+        """Wait until groups or orders have come since the last wait, or ``wake`` was called."""
+        await self._arrival.wait()
+        self._arrival.clear()
+
+    def wake(self) -> None:
+        """End the wait for an arrival."""
+        self._arrival.set()
 
     def record(self, step: StepRecord, *, trained_slots: Sequence[tuple[int, int]] | None = None) -> None:
         """Report which groups a step consumed; the step must be durable already.
@@ -220,6 +238,9 @@ class RolloutDrain:
                     told = response.quarantines
                     listed = {one.sampler_id: one.reason for one in told.samplers}
                     self._outstanding.quarantines_listed(listed, releases_others=told.releases_others)
+                case "orders":
+                    self.orders = tuple(from_wire(Order, order) for order in response.orders.orders)
+                    self.wake()
 
     def _receive(self, message: rollout_pb2.EncodedGroup, stopping: asyncio.Event) -> None:
         group_id = message.group_id
@@ -227,6 +248,7 @@ class RolloutDrain:
             return
         try:
             self.groups.put_nowait(group_from_wire(encoded_from_wire(message)))
+            self.wake()
         except RefusedError as refused:
             self.judge(GroupVerdict(group_id, Verdict.MALFORMED, str(refused)))
         except asyncio.QueueFull:
@@ -250,6 +272,10 @@ def _messages(owed: Owed) -> list[rollout_pb2.DrainRolloutsRequest]:
     messages += [
         rollout_pb2.DrainRolloutsRequest(quarantine=rollout_pb2.Quarantine(sampler_id=name, reason=why))
         for name, why in owed.quarantines
+    ]
+    messages += [
+        rollout_pb2.DrainRolloutsRequest(order_answer=to_wire(rollout_pb2.OrderAnswer, answer))
+        for answer in owed.answers
     ]
     if owed.credit_groups:
         credit = rollout_pb2.DrainCredit(groups=owed.credit_groups)

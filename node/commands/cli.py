@@ -15,10 +15,11 @@ import textwrap
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from node.commands.config_command import add_configuration_arguments, print_resolved, resolve
 from node.commands.findings import faults_of, show
+from node.coordinator.work.verbs import VERBS
 from node.descriptors import fill_standard_descriptors
 from node.errors import COMMAND_LINE, ConfigError, HeteroRLError, NotReadyError, StartupError
 from node.exit_code import ExitCode, exit_code_of_faults
@@ -38,14 +39,7 @@ COMMANDS: Final = {
         "node.commands.ledger_command",
         "back up, restore, check or export the coordinator's ledger",
     ),
-    "revoke": ("node.commands.revoke_command", "shut a node out of the run, or let it in again"),
-    "pause": ("node.commands.pause_command", "lease nothing more, until resumed; what is begun is finished"),
-    "resume": ("node.commands.resume_command", "end a pause"),
-    "move": ("node.commands.move_command", "tell all peers where the coordinator will be"),
-    "drain": ("node.commands.drain_command", "give a sampler no more leases, so that it can be stopped"),
-    "pardon": ("node.commands.pardon_command", "ask again what a sampler failed, hold nothing against it"),
-    "rollback": ("learner.rollback_command", "go on from an earlier version, under a new number"),
-    "set": ("learner.set_command", "change the learning rate, a clip bound or the like of a running learner"),
+    **{verb.name: ("node.commands.order_command", verb.help) for verb in VERBS.values()},
     "status": ("node.commands.status_command", "show who is in the run and how far behind"),
     "doctor": (
         "node.commands.doctor_command",
@@ -68,7 +62,7 @@ COMMANDS: Final = {
     ),
     "completion": ("node.commands.completion_command", "print what bash, zsh or fish complete, as a script"),
 }
-"""Command -> module with ``add_arguments(parser)`` and ``run(arguments) -> int``, and its description."""
+"""Command -> its module, see ``command_of``, and its description."""
 
 REMOVED: Final = {
     "simulate": "Nothing replaces it. `make simulate` in a checkout looks for faults in simulated runs.",
@@ -102,9 +96,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _reporting_errors(lambda: _run_daemon(argv), is_start=True)
 
 
+def command_of(name: str) -> Any:
+    """Return what has ``add_arguments(parser)`` and ``run(arguments) -> int`` of a command: its module, or
+    what the module makes of the row of a verb."""
+    module = importlib.import_module(COMMANDS[name][0])
+    return module.OrderCommand(VERBS[name]) if name in VERBS else module
+
+
 def _run_command(name: str, argv: Sequence[str]) -> int:
-    module_name, description = COMMANDS[name]
-    module = importlib.import_module(module_name)
+    module, (_, description) = command_of(name), COMMANDS[name]
     parser = argparse.ArgumentParser(
         prog=f"heterorl-node {name}",
         description=f"{description}.",

@@ -4,7 +4,6 @@ The script is made of the commands' own parsers, so a shell runs nothing when it
 """
 
 import argparse
-import importlib
 from pathlib import Path
 from typing import Final
 
@@ -34,15 +33,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _whole_parser() -> argparse.ArgumentParser:
     """Return one parser of the daemon's flags and all commands; those that need an extra have no options."""
-    from node.commands.cli import COMMANDS, daemon_parser
+    from node.commands.cli import COMMANDS, command_of, daemon_parser
 
     parser = daemon_parser()
     _complete_paths(parser)
     commands = parser.add_subparsers()
-    for name, (module_name, description) in COMMANDS.items():
+    for name, (_, description) in COMMANDS.items():
         command = commands.add_parser(name, help=description, description=description)
         try:
-            module = importlib.import_module(module_name)
+            module = command_of(name)
         except ImportError:  # it needs an extra that is not installed
             continue
         module.add_arguments(command)

@@ -16,8 +16,8 @@ from typing import Any, Final
 from node.coordinator.coordinator_service import CoordinatorService
 from node.coordinator.ledger.leadership import Leader, Leadership
 from node.coordinator.metrics import CoordinatorMetrics
+from node.coordinator.order_desk import StandbyDesk, order_server
 from node.errors import DeposedError, Reason, RefusedError
-from node.identity.revocation import FILE_NAME as REVOCATION_FILE
 from node.identity.revocation import RevocationList
 from node.process.daemon import Phase
 from node.process.role_context import RoleContext
@@ -74,14 +74,16 @@ class Candidate:
             self.context,
             "members",
             listen=self.listen,
-            revocations=RevocationList(self.context.state_dir / REVOCATION_FILE),
+            revocations=RevocationList(),  # whoever calls is refused
             servicers=(),
             standby=self._refusal,
         )
-        listening, is_over, leads = asyncio.Event(), asyncio.Event(), False
+        is_over, leads = asyncio.Event(), False
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(server.run(ready=listening.set, stopping=is_over))
-            await listening.wait()
+            for service in (server, order_server(self.context.state_dir, StandbyDesk(self._refusal))):
+                listening = asyncio.Event()
+                tasks.create_task(service.run(ready=listening.set, stopping=is_over))
+                await listening.wait()
             self.context.announce(Phase.STANDBY)
             logger.info("standing by", extra={"listen": server.address})
             while not stopping.is_set() and not (leads := await self._try_to_lead()):

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from heterorl.v1 import (
@@ -20,8 +21,6 @@ from node.coordinator.config import CoordinatorConfig
 from node.coordinator.coordinator_service import CoordinatorService
 from node.coordinator.data.row_sources import open_rows
 from node.coordinator.data.rows import START_CHECK_S, RowCheck, Rows
-from node.coordinator.held_back import FILE_NAME as HELD_BACK_FILE
-from node.coordinator.held_back import HeldBack
 from node.coordinator.ledger.backup_record import FILE_NAME as BACKUPS_FILE
 from node.coordinator.ledger.backup_record import BackupRecord
 from node.coordinator.ledger.ledger_file import FILE_NAME as LEDGER_FILE
@@ -31,6 +30,8 @@ from node.coordinator.live_status import LiveStatus
 from node.coordinator.membership_servicer import MembershipServicer
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.model_servicer import ModelServicer
+from node.coordinator.older_orders import older_orders, set_aside
+from node.coordinator.order_desk import LeaderDesk, order_server
 from node.coordinator.peer_requests import PeerRequests
 from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import Peers
@@ -43,9 +44,9 @@ from node.coordinator.run_status import RunReport
 from node.coordinator.spool import Spool
 from node.coordinator.submission_door import SubmissionDoor
 from node.coordinator.transactions import Transactions
-from node.coordinator.trust_upkeep import PARDONS, TrustUpkeep
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Balance, Transaction
+from node.coordinator.work.orders import Orders
 from node.coordinator.work.run_data import NO_DATA, agreed_data
 from node.coordinator.work.trust import task_is
 from node.enrolment.authority import KEY_FILE
@@ -53,13 +54,11 @@ from node.enrolment.enrolment_ledger import FILE_NAME as ENROLMENT_FILE
 from node.enrolment.enrolment_ledger import EnrolmentLedger, note_incomplete
 from node.enrolment.enrolment_servicer import EnrolmentServicer
 from node.enrolment.init_run import AUTHORITY_DIRECTORY
-from node.enrolment.move_notice import FILE_NAME as MOVE_FILE
-from node.enrolment.move_notice import MoveNoticeFile
 from node.enrolment.renewal import Renewal
 from node.errors import ConfigError, DeposedError, Reason, RefusedError, StartupError
 from node.identity.own_identity import RenewedCertificates
-from node.identity.revocation import FILE_NAME as REVOCATION_FILE
 from node.identity.revocation import RevocationList
+from node.operator_order import Order
 from node.process.role_context import RoleContext
 from node.process.service import Service
 from node.protocol import OURS
@@ -110,7 +109,6 @@ async def _candidate(
         records = await asyncio.to_thread(
             leadership.open_records, context.state_dir / ENROLMENT_FILE, on_lost=on_lost
         )
-        await asyncio.to_thread(records.add_revoked_to, context.state_dir / REVOCATION_FILE)
         return await _coordinator(context, config, metrics, ledger, records=records)
 
     await asyncio.to_thread(note_incomplete, context.state_dir / ENROLMENT_FILE)
@@ -146,11 +144,12 @@ async def _coordinator(
             opened.callback(rows.close)
             _tell_unusable(rows)
         _note_data(ledger, balance, rows)
+        _adopt_older_orders(context.state_dir, ledger, balance)
         accounts = _accounts(context, config, ledger, rows, metrics)
         published = Published(store, accounts)
         _check_not_lost(accounts, published)
         opened.pop_all()  # the spool closes them
-    revocations = RevocationList(context.state_dir / REVOCATION_FILE)
+    revocations = RevocationList(lambda: accounts.orders.revoked)
     peers = Peers(
         accounts,
         silent_after_s=config.silent_after_s,
@@ -168,7 +167,6 @@ async def _coordinator(
         notify=peers.notify,
         metrics=metrics,
         clock=context.clock,
-        held_back=HeldBack(context.state_dir / HELD_BACK_FILE),
     )
     bucket = bucket_mirror(context, store, config.bucket)
     checking = RewardChecking(transactions, spool, rows=rows, notify=peers.notify, metrics=metrics)
@@ -176,7 +174,6 @@ async def _coordinator(
     report = RunReport(
         context.run.run_id,
         table,
-        spool.held_back,
         faults,
         context.clock,
         unusual_checks=lambda: checking.unusual,
@@ -187,9 +184,6 @@ async def _coordinator(
         _members_server(context, config, store, spool, checking, report, revocations, bucket),
         *_enrolment_servers(context, config, revocations, records),
     ]
-    trust = TrustUpkeep(spool, revocations=revocations, pardons=context.state_dir / PARDONS)
-    if records is not None:
-        trust.share = records.revoke
     return CoordinatorService(
         spool=spool,
         peers=peers,
@@ -197,10 +191,10 @@ async def _coordinator(
         store=store,
         bucket=bucket,
         published=published,
-        trust=trust,
         checking=checking,
         live=live,
         servers=servers,
+        order_server=order_server(context.state_dir, LeaderDesk(spool)),
         metrics=metrics,
         clock=context.clock,
     )
@@ -274,7 +268,7 @@ def _members_server(
             lifetime_s=config.certificate_lifetime_s,
             clock=clock,
         ),
-        move=MoveNoticeFile(context.state_dir / MOVE_FILE),
+        move=lambda: spool.accounts.orders.notice,
         settings=to_wire(
             membership_pb2.JoinResponse,
             _settings(config, spool.rows, group_bytes=group_bytes),
@@ -321,6 +315,13 @@ def _note_data(ledger: LedgerEngine, balance: Balance, rows: Rows | None) -> Non
         if noted.first_slot:
             grown = {"rows": noted.rows, "rows_before": balance.data.rows, "first_slot": noted.first_slot}
             logger.info("rows were added to the data", extra=grown)
+
+
+def _adopt_older_orders(state_dir: Path, ledger: LedgerEngine, balance: Balance) -> None:
+    """Put the orders of an older release's files into the ledger. Raises StartupError: one is unreadable."""
+    if adopted := older_orders(state_dir, Orders(balance.of(Order))):
+        ledger.record(Transaction(facts=adopted))
+    set_aside(state_dir)
 
 
 def _tell_unusable(rows: Rows) -> None:

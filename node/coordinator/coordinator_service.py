@@ -15,8 +15,9 @@ from node.coordinator.peers import Peers
 from node.coordinator.published import Published
 from node.coordinator.reward_checking import RewardChecking
 from node.coordinator.spool import Spool
-from node.coordinator.trust_upkeep import TrustUpkeep
 from node.errors import RefusedError
+from node.operator_order import DRAIN
+from node.process.service import Service
 from node.rpc.server import RpcServer
 from node.spare_memory import GIVE_BACK_EVERY_S, give_back
 from node.weights.store.artifact_store import ArtifactStore
@@ -38,11 +39,12 @@ class CoordinatorService:
     store: ArtifactStore
     bucket: BucketMirror | None
     published: Published
-    trust: TrustUpkeep
     checking: RewardChecking
     live: LiveStatus
     servers: Sequence[RpcServer]
     """The members' and, unless TLS is off, the enrolment's."""
+    order_server: Service | None
+    """Takes operators' orders; None: in a simulation nobody calls."""
     metrics: CoordinatorMetrics
     clock: Clock
     name: str = "coordinator"
@@ -68,7 +70,8 @@ class CoordinatorService:
                     tasks.create_task(self._keep_up(stopping))
                     if self.bucket is not None:
                         tasks.create_task(self.bucket.run(ready=lambda: None, stopping=stopping))
-                    await _start(self.servers, tasks, stopping)
+                    local = () if self.order_server is None else (self.order_server,)
+                    await _start((*self.servers, *local), tasks, stopping)
                     logger.info(
                         "serving", extra={"listen": self.address, "enrolment_listen": self.enrolment_address}
                     )
@@ -100,7 +103,7 @@ class CoordinatorService:
             evaluated = self.spool.accounts.evaluations.under_way
             self.store.await_readers_of(None if evaluated is None else evaluated.version)
             await self.spool.expire()
-            await self.trust.turn()
+            await self.spool.carry_out_overdue()
         except RefusedError as refused:
             # Tried again at the next turn: nothing was changed.
             logger.warning("upkeep refused", extra={"reason": refused.reason, "detail": str(refused)})
@@ -109,9 +112,9 @@ class CoordinatorService:
                 "peer not heard of",
                 extra={"peer_role": member.peer.role, "node_id": member.peer.node_id, "state": member.state},
             )
-        held_back = self.spool.held_back
-        self.metrics.paused.set(held_back.pause is not None)
-        self.metrics.drained.set(len(held_back.drained))
+        orders = self.spool.accounts.orders
+        self.metrics.paused.set(orders.pause is not None)
+        self.metrics.drained.set(len(orders.of(DRAIN)))
         head = self.peers.head
         self.metrics.head.set(0 if head is None else head.number)
         self.metrics.show(self.spool.accounts)
@@ -125,7 +128,7 @@ class CoordinatorService:
             await asyncio.to_thread(give_back)
 
 
-async def _start(servers: Sequence[RpcServer], tasks: asyncio.TaskGroup, stopping: asyncio.Event) -> None:
+async def _start(servers: Sequence[Service], tasks: asyncio.TaskGroup, stopping: asyncio.Event) -> None:
     for server in servers:
         is_ready = asyncio.Event()
         tasks.create_task(server.run(ready=is_ready.set, stopping=stopping))

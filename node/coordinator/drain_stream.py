@@ -20,6 +20,8 @@ class DrainStream:
         self.has_quarantines = self.has_pardons = False
         """Whether the learner is to be told who is quarantined: there are new ones, or an operator has
         pardoned others."""
+        self.has_orders = False
+        """Whether the learner is to be told what operators order it."""
         self.is_ended = False
         self.refusal: RefusedError | None = None
         self._wake = asyncio.Event()

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -12,7 +13,6 @@ from node.coordinator.peers import HeartbeatAnswer, HeartbeatReport
 from node.coordinator.run_status import RunReport
 from node.coordinator.work.model_check import Learner, SamplerModel, StatedText, VerifierModel
 from node.coordinator.work.task_check import DIGEST_BYTES
-from node.enrolment.move_notice import MoveNoticeFile
 from node.enrolment.renewal import Renewal
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
@@ -60,7 +60,8 @@ class RunMembers:
     revocations: RevocationList
     clock: Clock
     renewal: Renewal
-    move: MoveNoticeFile
+    move: Callable[[], bytes]
+    """Returns the notice of where the coordinator will be; empty: it stays."""
     _told: tuple[bytes, set[Peer]] = field(default_factory=lambda: (b"", set()))
     """A notice of a move, and who has it."""
     _shared_status: tuple[float, membership_pb2.GetStatusResponse] | None = None
@@ -236,7 +237,7 @@ class RunMembers:
 
         One whose answer is lost joins again.
         """
-        notice = self.move.current()
+        notice = self.move()
         if notice != self._told[0]:
             self._told = notice, set()
         told = self._told[1]

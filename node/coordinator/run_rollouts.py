@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, TypeVar
 
-from heterorl.v1 import rollout_pb2
+from heterorl.v1 import orders_pb2, rollout_pb2
 from node.coordinator.drain_stream import DrainStream
 from node.coordinator.peer_requests import PeerRequests
 from node.coordinator.reward_checking import RewardChecking, Verifier
-from node.coordinator.spool import Quarantines, Spool
+from node.coordinator.spool import OrdersTold, Quarantines, Spool
 from node.coordinator.work.slots import is_held_out
 from node.coordinator.work.step_history import Hello
 from node.coordinator.work.verifier_places import GRADING_LIMIT_S
@@ -19,6 +19,7 @@ from node.errors import Reason, RefusedError
 from node.failure import FailedLease, detail_of
 from node.identity.peer import Peer, is_name
 from node.limits import TRAINED_RUNS
+from node.operator_order import OrderAnswer
 from node.policy import PolicyVersion
 from node.rollout import EncodedGroup, GroupHeader, RolloutGroup
 from node.run import StepRecord
@@ -169,6 +170,10 @@ class RunRollouts:
                         Reason.MALFORMED, f"{told.sampler_id[:100]!r} is not the node id of a sampler"
                     )
                 await self.spool.quarantine(told.sampler_id, detail_of(told.reason))
+            case "order_answer":
+                answer = detail_of(request.order_answer.answer) or "done"
+                answered = from_wire(OrderAnswer, request.order_answer, answer=answer)
+                await self.spool.note_answer(drain, answered)
             case other:
                 raise RefusedError(Reason.MALFORMED, f"a message with {other or 'nothing'} after the hello")
 
@@ -208,12 +213,15 @@ async def _first(requests: AsyncIterator[_Request]) -> _Request:
     return first
 
 
-def _response(outgoing: EncodedGroup | int | Quarantines) -> rollout_pb2.DrainRolloutsResponse:
+def _response(outgoing: EncodedGroup | int | Quarantines | OrdersTold) -> rollout_pb2.DrainRolloutsResponse:
     if isinstance(outgoing, Quarantines):
         quarantines = rollout_pb2.Quarantines(releases_others=outgoing.releases_others)
         for one in outgoing.samplers:
             quarantines.samplers.add(sampler_id=one.sampler_id, reason=one.quarantine)
         return rollout_pb2.DrainRolloutsResponse(quarantines=quarantines)
+    if isinstance(outgoing, tuple):
+        told = rollout_pb2.LearnerOrders(orders=[to_wire(orders_pb2.Order, order) for order in outgoing])
+        return rollout_pb2.DrainRolloutsResponse(orders=told)
     if isinstance(outgoing, int):
         acknowledged = rollout_pb2.StepAcknowledged(version=outgoing)
         return rollout_pb2.DrainRolloutsResponse(step_acknowledged=acknowledged)

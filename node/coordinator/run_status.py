@@ -5,16 +5,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from node.clock import Clock
+from node.clock import Clock, moment
 from node.coordinator.fleet.membership import PeerState
 from node.coordinator.fleet.wait_chain import Facts, WaitingSamplers, explained
-from node.coordinator.held_back import HeldBack
 from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import Peers
 from node.coordinator.work.capacity import Capacity
 from node.coordinator.work.decisions import room
+from node.coordinator.work.orders import DRAINED, Orders
+from node.operator_order import DRAIN
 from node.run import PeerQuery, PeerStatus, Role, RunStatus, SamplerStanding, Unusual
 from node.telemetry.own_faults import OwnFault, OwnFaults
+from node.wording import counted
 
 BAD_PROMPTS_SHOWN: Final = 50
 """Newest bad prompts in the state of the run; it says how many there are, too."""
@@ -29,7 +31,6 @@ class RunReport:
 
     run_id: str
     table: PeerTable
-    held_back: HeldBack
     faults: OwnFaults
     clock: Clock
     unusual_checks: Callable[[], tuple[Unusual, ...]] = tuple
@@ -48,7 +49,12 @@ class RunReport:
         learner = accounts.learner
         rows, matching = self.table.page(query, now)
         survey, fault = self.table.survey, self.faults.first()
-        unusual = (*survey.unusual, *self.unusual_checks(), *self.table.peers.changes)
+        unusual = (
+            *survey.unusual,
+            *self.unusual_checks(),
+            *(Unusual(what, 1, ()) for what in accounts.orders.unusual(now)),
+            *self.table.peers.changes,
+        )
         if fault is not None:  # groups that are not taken in here are not held by their samplers' choice
             unusual = tuple(one for one in unusual if not one.what.endswith(SamplerStanding.HOARDS))
             rows = tuple(replace(row, standing_detail="") if _hoards(row) else row for row in rows)
@@ -58,7 +64,7 @@ class RunReport:
             run_id=self.run_id,
             head=self.table.peers.head,
             learner_epoch=0 if learner is None else learner.epoch,
-            peers=tuple(map(self.held_back.shown, rows)),
+            peers=tuple(_shown(row, accounts.orders) for row in rows),
             matching_peers=matching,
             peer_counts=survey.peer_counts,
             headline=headline,
@@ -89,13 +95,13 @@ class RunReport:
         head = peers.head
         started_for_s = max(0.0, now - self._started_at_s)
         announced_for_s = None if head is None else accounts.versions.age_s(head.number, now=now)
-        learner, pause = peers.learner, self.held_back.pause
+        learner, pause = peers.learner, accounts.orders.pause
         load, ungraded_since_s = accounts.load(), accounts.ungraded_since_s()
         return Facts(
             own_fault="" if fault is None else fault.what,
             own_fault_s=0.0 if fault is None else fault.for_s,
             own_fault_fix="" if fault is None else fault.fix,
-            paused="" if pause is None else str(pause),
+            paused="" if pause is None else pause.origin,
             paused_s=0.0 if pause is None else pause.for_s(now),
             version=None if head is None else head.number,
             version_for_s=started_for_s if announced_for_s is None else announced_for_s,
@@ -123,6 +129,16 @@ class RunReport:
         """Return how long the learner has named its wait; 0 where it is not here."""
         learner = self.table.peers.learner
         return 0.0 if learner is None else max(0.0, now - self.table.peers.waits_since_s(learner))
+
+
+def _shown(row: PeerStatus, orders: Orders) -> PeerStatus:
+    """Return a row of the status: of a drained sampler that is here, with that state and why."""
+    order = orders.of(DRAIN).get(row.node_id)
+    if order is None or row.state not in (PeerState.JOINED, PeerState.LIVE):
+        return row
+    since = f" since {moment(order.at_s)}" if order.at_s else ""
+    detail = f"drained{since} {order.origin}; it holds {counted(row.leases, 'lease')}"
+    return replace(row, state=DRAINED, standing_detail=detail)
 
 
 def _hoards(row: PeerStatus) -> bool:

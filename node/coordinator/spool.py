@@ -5,31 +5,32 @@ shell, with the metrics and the log, and the one stream that a learner drains.
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from node.clock import Clock, moment
 from node.coordinator.data.rows import Rows
 from node.coordinator.drain_stream import DrainStream
-from node.coordinator.held_back import HeldBack
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.transactions import Decide, Transactions
-from node.coordinator.work import decisions, step_history, trust, verdicts
+from node.coordinator.work import decisions, order_decisions, step_history, trust, verdicts
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.decisions import Decision
 from node.coordinator.work.model_check import Learner
+from node.coordinator.work.orders import FOR_LEARNER
 from node.coordinator.work.sampler_standing import Standing
 from node.coordinator.work.slots import is_held_out
 from node.coordinator.work.step_history import Hello, Outcome
-from node.coordinator.work.trust import NOTHING_UNDONE
 from node.coordinator.work.verdicts import Judged, Submitted
 from node.coordinator.work.version_log import Announced
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease
 from node.limits import LEASED_ROWS_BYTES
+from node.operator_order import PARDON, Order, OrderAnswer
 from node.policy import PolicyVersion
 from node.rollout import (
     EncodedGroup,
@@ -46,8 +47,15 @@ from node.verdict import GroupVerdict, Verdict
 
 logger = logging.getLogger(__name__)
 
+HELD_BACK_RETRY_S: Final = 1.0
+"""How soon a sampler asks again that an operator holds back: how late it may notice that this has ended."""
+
 Notify: TypeAlias = Callable[[str, GroupVerdict], None]
 """Reports to a sampler what became of its group."""
+
+
+OrdersTold: TypeAlias = tuple[Order, ...]
+"""All orders to the learner that hold or have no answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +77,8 @@ class Spool:
         notify: Notify,
         metrics: CoordinatorMetrics,
         clock: Clock,
-        held_back: HeldBack | None = None,
     ) -> None:
         """Serve a run from its ledger and ``rows``, if it has data."""
-        self.held_back = held_back or HeldBack()
         self._transactions = transactions
         self._settle = transactions.settle
         self._accounts = transactions.accounts
@@ -82,6 +88,10 @@ class Spool:
         self._metrics = metrics
         self.clock = self._clock = clock
         self._drain: DrainStream | None = None
+        self._has_answers = asyncio.Condition()
+        """Notified when the learner has answered an order."""
+        self._has_pardons = False
+        """Whether an operator has pardoned samplers since a learner was here to hear of it."""
         self.has_spooled: Callable[[], None] = lambda: None
         """Called when a group was spooled: a verifier may be waiting for it."""
         transactions.went_back = self._end_drain
@@ -108,8 +118,8 @@ class Spool:
         Raises:
             RefusedError: DISK; a row cannot be read. Nothing was leased.
         """
-        if (held_back := self.held_back.refusal(sampler_id)) is not None:
-            return held_back
+        if held_back := self._accounts.orders.held_back(sampler_id):
+            return LeaseGrant((), HELD_BACK_RETRY_S, held_back)
         if self.rows is not None:
             wanted = min(wanted, max(1, LEASED_ROWS_BYTES // self.rows.longest_bytes))
         if stays and held is not None and self._accounts.evaluations.is_due(held.number):
@@ -178,18 +188,56 @@ class Spool:
             self._metrics.lease_expiries.inc(expired)
             logger.info("leases expired", extra={"leases": expired})
 
-    async def revoke(self, node_ids: frozenset[str]) -> None:
-        undone = await self._settle(lambda now: trust.revocation(self._accounts, node_ids, now=now))
-        if undone != NOTHING_UNDONE:
-            logger.info("revoked nodes settled", extra={"nodes": len(node_ids), **asdict(undone)})
+    async def give(self, asked: Sequence[Order], *, again: bool = False) -> tuple[Order, ...]:
+        """Take operators' orders; return them as they stand. Raises RefusedError: see ``decided``."""
+        orders = await self._settle(
+            lambda now: order_decisions.given(self._accounts, asked, again=again, now=now)
+        )
+        self._heed(order_decisions.new_ones(orders, asked))
+        return orders
 
-    async def pardon(self, node_ids: frozenset[str] | None) -> None:
-        undone = await self._settle(lambda _: trust.pardon(self._accounts, node_ids))
+    async def carry_out_overdue(self) -> None:
+        """Carry out the orders that were given while no coordinator ran."""
+        while self._accounts.orders.overdue():
+            late = await self._settle(lambda now: order_decisions.overdue(self._accounts, now=now))
+            self._heed(late)
+
+    def _heed(self, orders: Sequence[Order]) -> None:
+        for order in orders:
+            fields = {name: value for name, value in asdict(order).items() if value and name != "order_id"}
+            logger.warning("order of an operator", extra=fields)
+        self._has_pardons |= any(order.verb == PARDON for order in orders)
         if self._drain is not None:
-            self._drain.has_pardons = True
+            self._drain.has_pardons, self._has_pardons = self._drain.has_pardons or self._has_pardons, False
+            self._drain.has_orders |= any(order.verb in FOR_LEARNER for order in orders)
             self._drain.wake()
-        nodes = "all" if node_ids is None else sorted(node_ids)
-        logger.info("samplers pardoned", extra={"nodes": nodes, "prompts": undone.prompts})
+
+    async def note_answer(self, drain: DrainStream, told: OrderAnswer) -> None:
+        """Note the learner's answer to an order, unless either was replaced meanwhile."""
+
+        def decide(_: float) -> Decision[Order | None]:
+            order = None if drain.is_ended else self._accounts.orders.answered(told)
+            return Decision(order, Transaction(facts=() if order is None else (order,)))
+
+        if await self._settle(decide) is not None:
+            level = logging.ERROR if told.is_refused else logging.INFO
+            logger.log(level, "order answered by the learner", extra=asdict(told))
+        async with self._has_answers:
+            self._has_answers.notify_all()
+
+    async def answers_to(self, orders: Sequence[Order], *, wait_s: float) -> tuple[Order, ...]:
+        """Return orders to the learner once it has answered all of them, or ``wait_s`` are over; at once
+        where it is not here."""
+
+        def now_stand() -> tuple[Order, ...]:
+            known = self._accounts.orders
+            return tuple(known.newest(order.verb, order.about) or order for order in orders)
+
+        is_here = self._drain is not None and not self._drain.is_ended
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s * is_here), self._has_answers:
+                await self._has_answers.wait_for(lambda: all(order.answer for order in now_stand()))
+        return now_stand()
 
     async def quarantine(self, sampler_id: str, reason: str) -> None:
         await self._settle(lambda now: trust.quarantine(self._accounts, sampler_id, reason, now=now))
@@ -278,15 +326,23 @@ class Spool:
             self._drain.end(_fenced())
         self._accounts.slots.deliver_anew(frozenset(hello.held_group_ids))
         drain = self._drain = DrainStream(learner_epoch=hello.epoch)
+        drain.has_orders = bool(self._accounts.orders.for_learner())
+        drain.has_pardons, self._has_pardons = self._has_pardons, False
         if hello.records:
             drain.acknowledgement = hello.version
         return drain
 
-    async def deliver(self, drain: DrainStream) -> AsyncIterator[EncodedGroup | int | Quarantines]:
-        """Yield what the learner is to be sent: groups, quarantines, versions whose records are on disk."""
+    async def deliver(
+        self, drain: DrainStream
+    ) -> AsyncIterator[EncodedGroup | int | Quarantines | OrdersTold]:
+        """Yield what the learner is to be sent: orders, quarantines, groups, versions whose records are on
+        disk."""
         drain.has_quarantines = True
         while not drain.is_ended:
-            if drain.has_quarantines or drain.has_pardons:
+            if drain.has_orders:
+                drain.has_orders = False
+                yield self._accounts.orders.for_learner()
+            elif drain.has_quarantines or drain.has_pardons:
                 told = Quarantines(self._accounts.standings.quarantined(), releases_others=drain.has_pardons)
                 drain.has_quarantines = drain.has_pardons = False
                 if told.samplers or told.releases_others:

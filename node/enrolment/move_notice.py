@@ -1,6 +1,6 @@
 """Where the coordinator will be: a notice signed by the run's authority, which peers keep.
 
-    heterorl-node move --to HOST:PORT --> <coordinator's state>/moved --answers--> peers: <state>/moved
+    heterorl-node move --to HOST:PORT --order--> coordinator --answers--> peers: <state>/moved
 
 A peer goes on where it is until that fails, and then looks at the new address first. Nobody but the authority
 sends it anywhere, and wherever it goes, it talks to hubs of its run alone.
@@ -79,28 +79,6 @@ def sign_move(authority: Authority, addresses: tuple[str, ...], *, now: float) -
     return authority.sign_token(notice.model_dump_json().encode(), typ=TYPE).encode()
 
 
-class MoveNoticeFile:
-    """The notice that a coordinator hands on, read again whenever its file changes."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._read_at: tuple[int, int] | None = None
-        self._text = b""
-
-    def current(self) -> bytes:
-        """Return the notice of now; empty: there is none."""
-        try:
-            status = self._path.stat()
-            if self._read_at != (state := (status.st_mtime_ns, status.st_ino)):
-                with self._path.open("rb") as file:
-                    self._text, self._read_at = file.read(NOTICE_BYTES), state
-        except OSError as error:
-            self._text, self._read_at = b"", None
-            if not isinstance(error, FileNotFoundError):
-                logger.warning("move notice not read", extra={"path": str(self._path), "error": str(error)})
-        return self._text
-
-
 class MovedCoordinator:
     """At a peer: adds the coordinator's new addresses to its hubs', now and after restarts."""
 
@@ -112,8 +90,7 @@ class MovedCoordinator:
         self._run = run
         self._path = state_dir / FILE_NAME
         self._made_at_s = float("-inf")
-        kept = MoveNoticeFile(self._path).current()
-        if kept:
+        if kept := _kept(self._path):
             self._take(kept)
 
     def follow(self, hub: Hub) -> Hub:
@@ -146,3 +123,15 @@ class MovedCoordinator:
             hub.learn(notice.addresses)
         logger.info("the coordinator moves", extra={"to": ", ".join(notice.addresses)})
         return True
+
+
+def _kept(path: Path) -> bytes:
+    """Return the notice that was kept; empty: there is none."""
+    try:
+        with path.open("rb") as file:
+            return file.read(NOTICE_BYTES)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        logger.warning("move notice not read", extra={"path": str(path), "error": str(error)})
+        return b""

@@ -22,8 +22,7 @@ from node.enrolment.move_notice import MovedCoordinator
 from node.errors import StartupError
 from node.identity.own_identity import OwnIdentity
 from node.identity.revocation import COPY_NAME as REVOCATION_COPY
-from node.identity.revocation import FILE_NAME as REVOCATION_FILE
-from node.identity.revocation import RevocationList, Revocations
+from node.identity.revocation import RevocationCopy, RevocationList
 from node.process.role_context import RoleContext
 from node.process.service import Service
 from node.relay.config import RelayConfig
@@ -60,6 +59,7 @@ async def build(context: RoleContext) -> list[Service]:
         raise StartupError(
             "A relay tells by TLS whom a sampler wants, and TLS is off", fix="Set node.tls = true."
         )
+    revoked = _revocations(context.state_dir)
     hub = Hub(target)
     moved = MovedCoordinator(hub, context.run, context.state_dir)
     control = dial(hub, caller, purpose=Purpose.CONTROL, now=context.clock.now())
@@ -72,7 +72,7 @@ async def build(context: RoleContext) -> list[Service]:
         context,
         "relay",
         listen=config.listen,
-        revocations=RevocationList(context.state_dir / REVOCATION_FILE, context.state_dir / REVOCATION_COPY),
+        revocations=RevocationList(lambda: revoked.node_ids),
         servicers=(partial(policy_pb2_grpc.add_PolicyServiceServicer_to_server, policy),),
         gate=Splice(
             hub,
@@ -82,7 +82,7 @@ async def build(context: RoleContext) -> list[Service]:
         ),
     )
     mirror = _mirror(context, store, _sources(context, config, hub, caller, control))
-    services: list[Service] = [server, mirror, _membership(context, store, control, moved)]
+    services: list[Service] = [server, mirror, _membership(context, store, control, moved, revoked)]
     return services if bucket is None else [*services, bucket]
 
 
@@ -126,8 +126,8 @@ def _membership(
     store: ArtifactStore,
     control: grpc.aio.Channel,
     moved: MovedCoordinator,
+    revoked: RevocationCopy,
 ) -> MembershipClient:
-    copy = context.state_dir / REVOCATION_COPY
     return MembershipClient(
         control,
         Member(context.run.run_id, Role.RELAY),
@@ -138,15 +138,17 @@ def _membership(
             held=store.head,
             waits_for=lambda: context.node_metrics.waits_for,
             machine=context.machine_figures,
-            revocations=RevocationList(copy).current,
+            revocations=lambda: revoked.saved,
         ),
-        notices=Notices(revocations=partial(_keep, copy), moved=moved.learn),
+        notices=Notices(revocations=revoked.learn, moved=moved.learn),
     )
 
 
-def _keep(copy: Path, revocations: Revocations) -> None:
-    try:
-        revocations.save(copy)
-    except OSError as error:
-        # The answer to the next heartbeat repeats them, because the digest still differs.
-        logger.error("revocations not kept", extra={"path": str(copy), "detail": str(error)})
+def _revocations(state_dir: Path) -> RevocationCopy:
+    """Read whom the coordinator has shut out. Raises StartupError: an older release's list is there, too."""
+    if (older := state_dir / "revoked").exists():
+        raise StartupError(
+            f"{older} shuts nodes out at this relay alone, which ended in 0.4",
+            fix="`heterorl-node revoke` them at the coordinator, whose relays follow, then remove the file.",
+        )
+    return RevocationCopy(state_dir / REVOCATION_COPY)

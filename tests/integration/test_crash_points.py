@@ -22,7 +22,7 @@ from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.slots import Attempt, Slot, SlotState
 from node.coordinator.work.tallies import Tally
-from node.identity.revocation import RevocationList, Revocations
+from node.identity.revocation import RevocationCopy, Revocations
 from node.policy import ArtifactKey
 from node.rollout import EncodedGroup
 from node.step_log_parts import files_of
@@ -283,11 +283,11 @@ def _read_epoch(directory: Path) -> int:
 
 
 def _revocations(directory: Path, number: int) -> None:
-    Revocations(tuple(f"s{n}" for n in range(number))).save(directory / "revoked")
+    RevocationCopy(directory / "revoked").learn(Revocations(tuple(f"s{n}" for n in range(number))))
 
 
 def _read_revocations(directory: Path) -> int:
-    return len(RevocationList(directory / "revoked").current().node_ids)
+    return len(RevocationCopy(directory / "revoked").saved.node_ids)
 
 
 @EVERY_STOP_BUT_TORN

@@ -14,12 +14,13 @@ import pytest
 from node.commands import connection_probe, way_checks
 from node.commands.cli import main
 from node.identity.identity_store import IDENTITY_DIRECTORY, Identity, save_identity
-from node.identity.revocation import FILE_NAME as REVOKED
+from node.operator_order import REVOKE, Order
 from node.rpc import proxy
 from node.rpc.address import split_target
 from node.run import Role
 from support.hub import RunningHub, running_hub
 from support.identity import MadeRun, make_run
+from support.orders import give
 
 Doctor = Callable[..., Awaitable[tuple[int, dict[str, dict[str, Any]]]]]
 
@@ -96,7 +97,7 @@ async def test_what_fails_is_named_with_its_fix_and_what_lies_behind_is_not_trie
     elif layer == "tls":
         make_run(tmp_path / "other", now=time.time()).run.save(here / "run.json")
     elif layer == "identity":
-        (made.directory / Role.COORDINATOR / REVOKED).write_text(f"{made.sampler.node_id}\n")
+        await give(made.directory / Role.COORDINATOR, Order(REVOKE, made.sampler.node_id, order_id="1"))
     elif layer == "protocol":
         address = str(hub.hub.enrolment_address)
     code, found = await doctor("--state-dir", here, "--coordinator", address)

@@ -109,7 +109,7 @@ async def test_a_revoked_node_is_refused_at_its_next_rpc_and_its_neighbour_is_no
             for path in (path for path in MEMBERS_ONLY if role in (RULES[path].roles or ())):
                 assert await invoke(channel, path) == [b""]
                 callers.append((path, channel, neighbours_channel))
-        hub.revoked.write_text("".join(f"{made.of(role).node_id}  # its disk was sold\n" for role in roles))
+        hub.revoked.update(made.of(role).node_id for role in roles)
         for path, channel, neighbours_channel in callers:
             refused = await refusal_of(channel, path)
             assert (refused.reason, "revoked" in str(refused)) == (Reason.REVOKED, True)

@@ -37,18 +37,19 @@ from support.waiting import until
 async def enrolment_port(
     made: MadeRun, clock: ManualClock | None = None, *, listen: str = "127.0.0.1:0"
 ) -> AsyncIterator[Serving]:
-    clock = clock or ManualClock(made.made_at_s)
+    clock, revoked = clock or ManualClock(made.made_at_s), set[str]()
     authority_dir = made.directory / "coordinator" / "authority"
     with contextlib.closing(EnrolmentLedger(authority_dir / "enrolments.sqlite")) as ledger:
         servicer = EnrolmentServicer(
             authority=authority_dir,
             lifetime_s=LEAF_LIFETIME_S,
             ledger=ledger,
-            revocations=RevocationList(authority_dir / "revoked"),
+            revocations=RevocationList(lambda: revoked),
             clock=clock,
         )
         add = partial(membership_pb2_grpc.add_EnrolmentServiceServicer_to_server, servicer)
-        async with serving(made, add, audience=Audience.STRANGERS, clock=clock, listen=listen) as hub:
+        serves = serving(made, add, audience=Audience.STRANGERS, clock=clock, listen=listen, revoked=revoked)
+        async with serves as hub:
             yield hub
 
 
@@ -141,7 +142,7 @@ async def test_a_peer_whose_answer_was_lost_enrols_again_with_the_same_token(
 
 async def test_a_revoked_node_id_cannot_enrol_again(made: MadeRun, tmp_path: Path) -> None:
     async with enrolment_port(made) as port:
-        port.revoked.write_text("new\n")
+        port.revoked.add("new")
         with cannot_start("new"):
             await enrol_sampler(made, token_for(made, port, node_id="new"), tmp_path / "identity")
 

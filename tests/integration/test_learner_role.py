@@ -23,7 +23,6 @@ from deploy.runs.records import differing_groups
 from learner import learner_role
 from learner.config import LearnerConfig
 from learner.journal.checkpoint_names import versions_in
-from learner.operator_orders import OperatorOrders, RollbackOrder
 from learner.publishing.kept_versions import published_versions
 from learner.ranks import launching
 from learner.training.checkpoint import read_masters
@@ -41,6 +40,7 @@ from node.coordinator.ledger.ledger_check import examine, reading
 from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.errors import StartupError
 from node.exit_code import ExitCode
+from node.operator_order import ROLLBACK, Order
 from node.page.samples_file import SamplesFile
 from node.policy import NO_BASE, PolicyVersion
 from node.process.daemon import StartStage, run_daemon
@@ -56,6 +56,7 @@ from node.weights.assembly.held import HeldPolicy
 from node.weights.store.artifact_store import ArtifactStore
 from support.groups import make_completion, make_group
 from support.identity import MadeRun, make_run
+from support.orders import give
 from support.rank_processes import WarmRank
 from support.roles import role_context
 from support.waiting import until
@@ -295,7 +296,7 @@ async def _learn_and_roll_back(made: MadeRun, model_dir: Path, *, ranks: int) ->
     async with coordinator(made) as hub, sampling(made, hub, model_dir):
         assert (await learn(made, hub, model_dir, max_versions=3))[0] is ExitCode.DRAINED
         earlier = max(version for version in published_versions(state) if version < 3)
-        OperatorOrders(state).order_rollback(RollbackOrder("first", earlier))
+        await give(made.directory / "coordinator", Order(ROLLBACK, value=str(earlier), order_id="first"))
         assert (await learn(made, hub, model_dir, max_versions=4, ranks=ranks))[0] is ExitCode.DRAINED
     with reading(ledger) as connection:
         steps = dict(connection.execute("SELECT version, restored_version FROM steps"))

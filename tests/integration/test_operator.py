@@ -139,7 +139,7 @@ async def test_a_revoked_node_is_cut_from_its_live_stream_and_its_neighbour_is_n
             await living.wait()
             said = await command("revoke", "learner", *where)
             assert said.code == 0, said.err
-            assert "learner is shut out" in said.out
+            assert "shut out: learner" in said.out
             refused = await stream
         assert refused.reason is Reason.REVOKED
         assert "learner was revoked" in str(refused)

@@ -1,6 +1,5 @@
 """Rollbacks and settings that an operator orders, at a learner that trains."""
 
-import asyncio
 import json
 import logging
 import shutil
@@ -13,10 +12,11 @@ import torch
 
 from learner.journal.checkpoint_names import versions_in
 from learner.journal.progress import SettingChange
-from learner.operator_orders import OperatorOrders, RollbackOrder, SetValue, recent_changes
+from learner.operator_orders import recent_changes
 from learner.publishing.earlier_versions import STAGED
 from learner.training.master_words import root_of
 from learner.training.model import Policy
+from node.operator_order import ROLLBACK, SET, Order
 from node.run import StepRecord
 from node.verdict import Verdict
 from support.scripted_hub import ScriptedHub, scripted_hub
@@ -42,8 +42,15 @@ async def take_steps(hub: ScriptedHub, running: RunningLearner, *, until_version
         await until(lambda: (version + 1, BATCH) in running.written)  # noqa: B023 - awaited at once
 
 
-def order(state: Path, version: int, *, name: str = "first") -> None:
-    OperatorOrders(state).order_rollback(RollbackOrder(name, version))
+async def roll_back(hub: ScriptedHub, version: int, *, name: str = "first", at_s: float = 1.0) -> None:
+    await hub.order(Order(ROLLBACK, value=str(version), order_id=name, at_s=at_s))
+
+
+async def change(hub: ScriptedHub, key: str, value: object, *, name: str, held: str = "") -> None:
+    """Order a value of a setting; None: the configuration's."""
+    text = "" if value is None else json.dumps(value)
+    await hub.order(Order(SET, f"learner.{key}", text, order_id=name, is_undone=value is None, held=held))
+    await hub.wait_until(lambda: bool(hub.answers) and hub.answers[-1].order_id == name)
 
 
 def lines(state: Path) -> list[dict[str, Any]]:
@@ -58,7 +65,7 @@ async def test_a_rollback_makes_the_next_version_of_an_earlier_ones_words_and_is
         first = root(running)
         await take_steps(hub, running, until_version=3)
         assert root(running) != first
-        order(tmp_path, 1)
+        await roll_back(hub, 1)
         await hub.wait_until(lambda: hub.records[-1] == StepRecord(4, (), (), restored_version=1))
         assert versions_in(tmp_path / "checkpoints")[-1] == 4
         assert root(running) == first
@@ -91,7 +98,7 @@ async def test_groups_from_before_a_rollback_are_refused_as_stale_and_those_from
         await take_steps(hub, running, until_version=2)
         await hub.give(running.delivered("80.1", version=2))
         await hub.wait_until(lambda: hub.verdicts_of("80.1") == [Verdict.ACCEPTED])
-        order(tmp_path, 1)
+        await roll_back(hub, 1)
         await hub.wait_until(lambda: hub.records[-1].restored_version == 1)
         await hub.wait_until(lambda: hub.verdicts_of("80.1")[-1] is Verdict.STALE)
         await hub.give(running.delivered("81.1", version=2), running.delivered("82.1", version=3))
@@ -106,7 +113,7 @@ async def test_a_learner_that_was_down_or_is_started_again_carries_an_order_out_
         async with learner(hub, model_dir, tmp_path, **KEEPS_ALL) as running:
             await take_steps(hub, running, until_version=2)
             base = running.published[0].root
-        order(tmp_path, 0)  # the base model
+        await roll_back(hub, 0)  # the base model
         async with learner(hub, model_dir, tmp_path, **KEEPS_ALL) as running:
             await until(lambda: running.loop.version == 3)
             assert root(running) == base
@@ -126,17 +133,37 @@ async def test_a_learner_killed_before_the_checkpoint_of_a_rollback_has_taken_no
     async with scripted_hub() as hub, learner(hub, model_dir, state, **KEEPS_ALL) as running:
         await take_steps(hub, running, until_version=2)
         await until(lambda: versions_in(state / "checkpoints") == [1, 2])
-        order(state, 1)
+        await roll_back(hub, 1)
         await until(lambda: running.loop.version == 3)
         shutil.copytree(state, left)
         shutil.rmtree(left / "checkpoints" / "000000000003")
         (left / "steps.jsonl").write_text("".join((left / "steps.jsonl").read_text().splitlines(True)[:2]))
-    async with scripted_hub() as hub, learner(hub, model_dir, left, **KEEPS_ALL) as running:
-        assert running.state.restart.version == 2
-        await until(lambda: running.loop.version == 3)
-        await take_steps(hub, running, until_version=4)
-    async with scripted_hub() as hub, learner(hub, model_dir, left, **KEEPS_ALL) as running:
-        assert running.loop.version == 4
+    async with scripted_hub() as hub:
+        await roll_back(hub, 1)
+        async with learner(hub, model_dir, left, **KEEPS_ALL) as running:
+            assert running.state.restart.version == 2
+            await until(lambda: running.loop.version == 3)
+            await take_steps(hub, running, until_version=4)
+    async with scripted_hub() as hub:
+        await roll_back(hub, 1)  # as if the answer had been lost
+        async with learner(hub, model_dir, left, **KEEPS_ALL) as running:
+            await hub.wait_until(lambda: bool(hub.answers))
+            assert running.loop.version == 4
+            assert not hub.answers[0].is_refused
+
+
+async def test_a_rollback_that_was_ordered_before_the_newest_one_is_not_carried_out_after_it(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """As from a ledger that was restored from a backup."""
+    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path, **KEEPS_ALL) as running:
+        await take_steps(hub, running, until_version=2)
+        await roll_back(hub, 1, name="new", at_s=2.0)
+        await hub.wait_until(lambda: bool(hub.answers))
+        await roll_back(hub, 0, name="old", at_s=1.0)
+        await hub.wait_until(lambda: len(hub.answers) == 2)
+        assert [(one.order_id, one.is_refused) for one in hub.answers] == [("new", False), ("old", True)]
+        assert running.loop.version == 3
 
 
 async def test_an_order_that_cannot_be_carried_out_is_said_why_and_training_goes_on(
@@ -145,12 +172,12 @@ async def test_an_order_that_cannot_be_carried_out_is_said_why_and_training_goes
     async with scripted_hub() as hub, learner(hub, model_dir, tmp_path) as running:
         await take_steps(hub, running, until_version=2)
         with caplog.at_level(logging.ERROR):
-            order(tmp_path, 1)
-            await until(lambda: "rollback refused" in caplog.messages)
-            order(tmp_path, 2, name="second")
-            await until(lambda: caplog.messages.count("rollback refused") == 2)
+            await roll_back(hub, 1)
+            await until(lambda: "order refused" in caplog.messages)
+            await roll_back(hub, 2, name="second")
+            await until(lambda: caplog.messages.count("order refused") == 2)
         details = [getattr(record, "detail", "") for record in caplog.records]
-        assert "version 1 was removed" in details[0]
+        assert all(part in details[0] for part in ("version 1 ", "0, the base model"))
         assert "the newest version is 2" in details[1]
         await take_steps(hub, running, until_version=3)
     assert [record.restored_version for record in hub.records] == [None] * 3
@@ -159,17 +186,16 @@ async def test_an_order_that_cannot_be_carried_out_is_said_why_and_training_goes
 async def test_a_setting_that_is_ordered_holds_from_the_next_step_on_and_is_recorded_with_it(
     model_dir: Path, tmp_path: Path
 ) -> None:
-    orders = OperatorOrders(tmp_path)
     async with scripted_hub() as hub:
         async with learner(hub, model_dir, tmp_path, objective="grpo") as running:
             await take_steps(hub, running, until_version=1)
-            orders.set(
-                {"learning_rate": SetValue(5e-4, 0.0), "objective_options.clip_high": SetValue(0.1, 0.0)}
-            )
+            await change(hub, "learning_rate", 5e-4, name="rate")
+            await change(hub, "objective_options.clip_high", 0.1, name="clip")
             await take_steps(hub, running, until_version=2)
         async with learner(hub, model_dir, tmp_path, objective="grpo") as running:
             await take_steps(hub, running, until_version=3)  # they hold after a restart
-            orders.set({})
+            await change(hub, "learning_rate", None, name="no rate", held="0.0005")
+            await change(hub, "objective_options.clip_high", None, name="no clip", held="0.1")
             await take_steps(hub, running, until_version=4)
             told = recent_changes(running.state.progress, now=0.0)
     rates = [line["learning_rate"] for line in lines(tmp_path)]
@@ -196,13 +222,25 @@ async def test_a_rate_that_was_changed_in_the_configuration_is_recorded_with_its
     assert isinstance(change, SettingChange)
 
 
-async def test_a_setting_that_breaks_its_rule_is_refused_and_the_old_one_holds(
-    model_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [
+        ("learning_rate", 7.0, "1"),
+        ("learning_rate", "fast", "number"),
+        ("model_dir", "/x", "learning_rate"),
+        ("objective_options.clip_higher", 0.1, "clip_high"),
+    ],
+)
+async def test_a_setting_that_breaks_its_rule_is_refused_and_the_one_before_holds(
+    model_dir: Path, tmp_path: Path, key: str, value: object, named: str
 ) -> None:
-    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path) as running:
-        with caplog.at_level(logging.ERROR):
-            OperatorOrders(tmp_path).set({"learning_rate": SetValue(7.0, 0.0)})
-            await until(lambda: "settings refused" in caplog.messages)
-        await take_steps(hub, running, until_version=1)
-        await asyncio.sleep(0)
-    assert lines(tmp_path)[0]["learning_rate"] == pytest.approx(1e-3)
+    async with scripted_hub() as hub:
+        async with learner(hub, model_dir, tmp_path, objective="grpo") as running:
+            await change(hub, "learning_rate", 5e-4, name="good")
+            await change(hub, key, value, name="bad", held="0.0005" if key == "learning_rate" else "")
+            assert hub.answers[-1].is_refused
+            assert named in hub.answers[-1].answer
+            await take_steps(hub, running, until_version=1)
+        async with learner(hub, model_dir, tmp_path, objective="grpo") as running:
+            await take_steps(hub, running, until_version=2)
+    assert [line["learning_rate"] for line in lines(tmp_path)] == pytest.approx([5e-4, 5e-4])

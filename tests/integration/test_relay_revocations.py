@@ -12,6 +12,8 @@ from node.identity.identity_store import Identity
 from node.identity.revocation import COPY_NAME
 from node.rpc.channel import Purpose, call, dial
 from node.run import Role
+from support.by_rpc import say
+from support.enrolled import let_in
 from support.hub import running_hub
 from support.identity import MadeRun
 from support.relay import running_relay
@@ -38,23 +40,24 @@ async def becomes(identity: Identity, address: str, reason: Reason) -> None:
 async def test_a_node_the_coordinator_shuts_out_is_refused_by_its_relays_until_it_is_let_in_again(
     made: MadeRun, tmp_path: Path
 ) -> None:
-    revoked = made.directory / "coordinator" / "revoked"
     async with (
         running_hub(made) as hub,
         running_relay(made, tmp_path / "relay", coordinator=hub.address) as relay,
     ):
         await becomes(made.sampler, relay.address, Reason.UNKNOWN_VERSION)
-        revoked.write_text(f"{made.sampler.node_id}  # its disk was sold\n")
+        let_in(made.directory, made.sampler.node_id)
+        await say(made, "revoke", made.sampler.node_id, "--because", "its disk was sold")
         await becomes(made.sampler, relay.address, Reason.REVOKED)
         assert await answer_to(made.other_sampler, relay.address) is Reason.UNKNOWN_VERSION
-        revoked.unlink()
+        await say(made, "revoke", "--undo", made.sampler.node_id)
         await becomes(made.sampler, relay.address, Reason.UNKNOWN_VERSION)
 
 
 async def test_a_relay_that_starts_while_the_coordinator_is_away_knows_whom_it_shut_out(
     made: MadeRun, tmp_path: Path
 ) -> None:
-    (made.directory / "coordinator" / "revoked").write_text(f"{made.sampler.node_id}\n")
+    let_in(made.directory, made.sampler.node_id)
+    await say(made, "revoke", made.sampler.node_id)
     async with (
         running_hub(made) as hub,
         running_relay(made, tmp_path / "relay", coordinator=hub.address) as relay,

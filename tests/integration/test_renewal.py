@@ -15,7 +15,6 @@ import pytest
 from heterorl.v1 import common_pb2, rollout_pb2
 from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import RENEWAL_RETRY_S, Member, MembershipClient, Uplink
-from node.commands.cli import main
 from node.enrolment import authority
 from node.enrolment.move_notice import MovedCoordinator
 from node.identity.certificates import key_to_pem, new_key
@@ -31,6 +30,7 @@ from node.identity.peer import Peer, server_name
 from node.rpc.channel import Backoff, Purpose, dial
 from node.rpc.hub import Hub
 from node.run import Role
+from support.by_rpc import say
 from support.clock import ManualClock
 from support.hub import LAYOUT, TIMEOUT_S, TOKENIZER, HandPeer, members, running_hub
 from support.identity import MadeRun, make_run
@@ -180,7 +180,7 @@ async def test_a_relay_of_before_gets_a_certificate_with_a_relays_name_when_it_j
 
 
 async def test_a_coordinator_moves_with_leases_under_way_and_nothing_is_lost(
-    made: MadeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    made: MadeRun, tmp_path: Path
 ) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -191,8 +191,7 @@ async def test_a_coordinator_moves_with_leases_under_way_and_nothing_is_lost(
             await learner.drain()
             await hub.has_heard_learner()
             (lease,) = (await it.peer.lease()).leases
-            assert main(["move", "--to", new_address, "--state-dir", str(made.directory)]) == 0
-            assert new_address in capsys.readouterr().out
+            await say(made, "move", "--to", new_address)
             await until((tmp_path / "moved").exists)
             assert it.moved.hub.address == hub.address
         async with running_hub(made, listen=new_address) as hub, members(hub) as (learner, _):

@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 
 from heterorl.v1 import common_pb2, membership_pb2
-from node.coordinator.trust_upkeep import PARDONS, ask_pardon
-from node.errors import Reason, RefusedError
 from node.exit_code import ExitCode
-from node.identity.revocation import FILE_NAME as REVOCATION_FILE
 from node.rollout import Finish, RolloutGroup
 from sampler.engines.torch_engine import TorchEngine
 from sampler.rollouts.group_pipeline import GroupPipeline
 from sampler.rollouts.run_task import RunTask
 from sampler.rollouts.verification import Verification
+from support.by_rpc import say
+from support.enrolled import let_in
 from support.hub import HandPeer, RunningHub, running_hub
 from support.identity import MadeRun
 from support.sampler import RunningPeer, learning, sampling, verifying
@@ -76,7 +75,8 @@ async def test_a_sampler_with_inverted_rewards_is_shut_out_with_its_groups_until
         await until(lambda: sampler.value("groups_total", verdict="suspect") >= honest)
 
         monkeypatch.setattr(GroupPipeline, "_group", HONEST)
-        ask_pardon(made.directory / "coordinator" / PARDONS, ["sampler-1"])
+        let_in(made.directory, "sampler-1")
+        await say(made, "pardon", "sampler-1")
 
         async def is_forgiven() -> bool:
             return (await standing(learner)).standing == "established"
@@ -235,19 +235,3 @@ async def test_a_run_that_requires_a_verifier_waits_for_one_and_says_so(
             while (await drain.hear()).WhichOneof("message") != "group":
                 pass
             assert verifier.value("checks_total", outcome="agreed") > 0
-
-
-async def test_checks_are_kept_up_while_the_database_takes_no_list_of_revoked_nodes(made: MadeRun) -> None:
-    refusals = 0
-
-    def refuse(_: frozenset[str]) -> None:
-        nonlocal refusals
-        refusals += 1
-        raise RefusedError(Reason.DISK, "the ledger's database refused: disk full")
-
-    async with running_hub(made) as hub:
-        hub.hub.trust.share = refuse
-        (hub.made.directory / "coordinator" / REVOCATION_FILE).write_text("sampler-9\n")
-        await until(lambda: refusals > 0)
-        hub.hub.checking._checks.passed_over = 1
-        await until(lambda: checks(hub, "passed over") == 1)

@@ -258,7 +258,7 @@ async def test_a_suspicious_refusal_is_a_warning_once_a_minute_and_a_revoked_pee
         [told] = [record for record in caplog.records if record.levelno == logging.WARNING]
         assert (vars(told)["reason"], vars(told)["node_id"]) == ("wrong_role", made.sampler.node_id)
         caplog.clear()
-        hub.revoked.write_text(f"{made.sampler.node_id}\n")
+        hub.revoked.add(made.sampler.node_id)
         await refusal_of(channel, "/heterorl.v1.PolicyService/OfferArtifact")
         assert not [record for record in caplog.records if record.levelno == logging.WARNING]
 
@@ -276,7 +276,7 @@ async def test_a_revoked_nodes_live_streams_are_cut_and_its_neighbours_go_on(mad
         for stream in streams:
             await stream.write(membership_pb2.HeartbeatRequest(sequence=1))
             await stream.read()
-        hub.revoked.write_text(made.sampler.node_id)
+        hub.revoked.add(made.sampler.node_id)
         with refused(Reason.REVOKED, made.sampler.node_id), classified():
             # Nothing is sent: the cut comes from the timer alone.
             await streams[0].read()

@@ -25,9 +25,9 @@ from node.coordinator.config import CoordinatorConfig
 from node.coordinator.coordinator_role import build
 from node.enrolment.enrolment_ledger import FILE_NAME as ENROLMENT_FILE
 from node.enrolment.enrolment_ledger import known_members
-from node.errors import DeposedError, Reason
+from node.errors import DeposedError, Reason, RefusedError
 from node.exit_code import ExitCode, exit_code_of_failure
-from node.identity.revocation import FILE_NAME as REVOCATION_FILE
+from node.operator_order import REVOKE, Order
 from node.process.daemon import Phase
 from node.rpc.channel import REASON_KEY, Backoff, Purpose, dial
 from node.rpc.hub import Hub
@@ -36,6 +36,7 @@ from node.weights.transfer.sources import dial_source
 from support.groups import SAMPLING
 from support.hub import LAYOUT, TOKENIZER, HandPeer, answer_to, submission
 from support.identity import MadeRun
+from support.orders import give
 from support.policy_hub import Registry, make_sources
 from support.roles import role_context
 from support.waiting import until
@@ -227,13 +228,16 @@ async def test_coordinators_of_one_hub_are_one_source_of_versions(made: MadeRun)
 async def test_who_was_revoked_under_the_leader_before_stays_out(
     made: MadeRun, tmp_path: Path, database: str
 ) -> None:
+    revoked = Order(REVOKE, "sampler-1", order_id="1")
     async with coordinator(made, tmp_path / "one", database) as one:
         await one.leads()
-        (one.state_dir / REVOCATION_FILE).write_text("sampler-1\n")
-        with psycopg.connect(database, autocommit=True) as connection:
-            await until(lambda: bool(connection.execute("SELECT * FROM revoked").fetchall()))
         async with coordinator(made, tmp_path / "other", database) as other:
             await other.stands_by()
+            with pytest.raises(RefusedError) as error:
+                await give(other.state_dir, revoked)
+            assert error.value.reason is Reason.STANDBY
+            assert one.address in str(error.value)
+            await give(one.state_dir, revoked)
             one.stopping.set()
             await other.leads()
             async with peer(made, Role.SAMPLER, other) as (sampler, _):

@@ -1,10 +1,14 @@
 """An operator's words: what a running coordinator does about them, and that they outlive it."""
 
+import asyncio
 from pathlib import Path
+
+import pytest
 
 from heterorl.v1 import common_pb2, membership_pb2, rollout_pb2
 from node.errors import Reason
 from node.limits import PROBE_S
+from node.operator_order import ROLLBACK, Order
 from node.run import Role
 from support.by_rpc import (
     SPOOLED,
@@ -18,8 +22,9 @@ from support.by_rpc import (
     verdicts,
 )
 from support.enrolled import let_in
-from support.hub import TIMEOUT_S, joined, running_hub
+from support.hub import TIMEOUT_S, RunningHub, joined, running_hub
 from support.identity import MadeRun
+from support.orders import give
 from support.waiting import eventually
 
 OFF = "0.92 +- .05 nats off"
@@ -142,3 +147,86 @@ async def test_a_quarantine_by_the_learner_outlives_restarts_until_an_operator_p
         told = (await drain.hear()).quarantines
         assert (list(told.samplers), told.releases_others) == ([], True)
         assert len((await sampler.lease()).leases) == 1
+
+
+async def test_what_operators_ordered_is_so_after_a_restart_between_any_two_orders(
+    made: MadeRun, tmp_path: Path
+) -> None:
+    for name in ("sampler-1", "sampler-2"):
+        let_in(made.directory, name)
+    orders: tuple[tuple[tuple[str, ...], set[str]], ...] = (
+        (("pause",), {"pause"}),
+        (("drain", "sampler-1", "sampler-2"), {"pause", "drain sampler-1", "drain sampler-2"}),
+        (("resume",), {"drain sampler-1", "drain sampler-2"}),
+        (("revoke", "sampler-2"), {"drain sampler-1", "drain sampler-2", "revoke sampler-2"}),
+        (("drain", "--undo", "sampler-1"), {"drain sampler-2", "revoke sampler-2"}),
+        (("pardon", "all"), {"drain sampler-2", "revoke sampler-2"}),
+        (("revoke", "--undo", "sampler-2"), {"drain sampler-2"}),
+    )
+
+    async def check(hub: RunningHub, expected: set[str]) -> None:
+        async with hub.peer() as learner, hub.peer(made.sampler) as sampler:
+            await learner.join(held=common_pb2.PolicyVersion())
+            await learner.drain()
+            await until_confirmed(learner)
+            await sampler.join()
+            waits_for = (await sampler.lease()).waits_for
+            drained = "drained" if "drain sampler-1" in expected else ""
+            assert waits_for == ("paused" if "pause" in expected else drained)
+            shut_out = made.issue(Role.SAMPLER, "sampler-2")
+            async with hub.peer(shut_out) as other:
+                if "revoke sampler-2" in expected:
+                    assert (await refusal_of(other.join())).reason is Reason.REVOKED
+                else:
+                    await other.join()
+
+    lies = made
+    for words, expected in orders:
+        async with running_hub(lies) as hub:
+            await say(lies, *words)
+            copied = disk_of(lies, tmp_path)
+            await check(hub, expected)
+        lies = copied
+        async with running_hub(lies) as hub:
+            await check(hub, expected)
+
+
+async def test_a_setting_and_a_rollback_reach_the_learner_before_any_group_until_it_has_answered(
+    made: MadeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with joined(made) as (_, learner, _):
+        drain = await learner.drain(credits=1)
+        asked = asyncio.create_task(say(made, "set", "learner.learning_rate=5e-7", "--because", "KL climbs"))
+        (order,) = (await drain.hear()).orders.orders
+        assert (order.verb, order.about, order.value) == ("set", "learner.learning_rate", "5e-07")
+        assert order.because == "KL climbs"
+        answer = rollout_pb2.OrderAnswer(order_id=order.order_id, answer="from version 1 on")
+        await drain.say(order_answer=answer)
+        await asked
+        assert "from version 1 on" in capsys.readouterr().out
+        lies = disk_of(made, tmp_path)
+    async with joined(lies) as (_, learner, _):
+        drain = await learner.drain(credits=1)
+        # What holds is told to each learner; what has no answer yet, too.
+        (held,) = (await drain.hear()).orders.orders
+        assert (held.order_id, held.answer) == (order.order_id, "from version 1 on")
+        (ordered,) = await give(lies.directory / "coordinator", Order(ROLLBACK, value="7", order_id="r"))
+        assert ordered.answer == ""
+        _, back = (await drain.hear()).orders.orders
+        assert (back.verb, back.value) == ("rollback", "7")
+        assert any("rollback 7" in one.what for one in (await learner.status()).unusual)
+        lies = disk_of(lies, tmp_path)
+    async with joined(lies) as (_, learner, _):
+        drain = await learner.drain(credits=1)
+        told = (await drain.hear()).orders.orders
+        assert [one.verb for one in told] == ["set", "rollback"]
+        refusal = rollout_pb2.OrderAnswer(order_id="r", answer="version 7 is not there", is_refused=True)
+        await drain.say(order_answer=refusal)
+
+        async def is_shown() -> bool:
+            return any("version 7 is not there" in one.what for one in (await learner.status()).unusual)
+
+        await eventually(is_shown)
+        again = await learner.drain()
+        assert [one.verb for one in (await again.hear()).orders.orders] == ["set"]
+        assert (await refusal_of(drain.stream.read())).reason is Reason.FENCED

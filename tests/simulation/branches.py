@@ -16,7 +16,6 @@ WATCHED = (
     "node/coordinator/spool.py",
     "node/coordinator/peers.py",
     "node/coordinator/drain_stream.py",
-    "node/coordinator/trust_upkeep.py",
     "node/coordinator/ledger/ledger_file.py",
     "node/coordinator/peer_requests.py",
     "node/clients/outstanding_rollouts.py",

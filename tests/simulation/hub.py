@@ -24,7 +24,6 @@ from node.coordinator.reward_checking import RewardChecking, Verifier
 from node.coordinator.run_status import RunReport
 from node.coordinator.spool import Spool
 from node.coordinator.transactions import Transactions
-from node.coordinator.trust_upkeep import TrustUpkeep
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.batch import Batch
@@ -40,6 +39,7 @@ from node.coordinator.work.verdicts import Submitted
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease
 from node.identity.peer import Peer
+from node.identity.revocation import RevocationList
 from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, BaseModel, PolicyVersion
 from node.rollout import EncodedGroup, GroupHeader, LeaseGrant, RolloutGroup
 from node.rpc.channel import ConnectionLost
@@ -145,19 +145,6 @@ class _Manifest:
     policy_version: PolicyVersion
 
 
-@dataclass(slots=True)
-class Revocations:
-    """Nodes that are shut out, as the operator's file has them."""
-
-    node_ids: tuple[str, ...] = ()
-
-    def current(self) -> "Revocations":
-        return self
-
-    def is_revoked(self, node_id: str) -> bool:
-        return node_id in self.node_ids
-
-
 class WatchedTransactions(Transactions):
     """Says when memory and ledger must agree: after each commit, whether it failed or not."""
 
@@ -193,14 +180,12 @@ class Hub:
         *,
         clock: Clock,
         shelf: Shelf,
-        revocations: Revocations,
         task_digest: bytes,
         reached: Counter[str],
         settled: Callable[["Hub", Exception | None], None],
         granted: Callable[["Hub", str, LeaseGrant], None],
     ) -> None:
         self.process = process
-        self.revocations = revocations
         self.shelf = shelf
         self._clock = clock
         loop: VirtualLoop = process.loop
@@ -219,7 +204,6 @@ class Hub:
                 raise
             self.accounts.apply(decision.transaction, now=clock.now())
         store: Any = shelf
-        lists: Any = revocations
         self.published = Published(store, self.accounts)
         self.peers = Peers(
             self.accounts,
@@ -241,19 +225,19 @@ class Hub:
             metrics=instruments,
             clock=clock,
         )
-        self.pardons = disk.directory.parent / "pardoned"
-        table = PeerTable(self.peers, revoked=lambda: revocations.node_ids)
+        self.revocations = RevocationList(lambda: self.accounts.orders.revoked)
+        table = PeerTable(self.peers, revoked=lambda: self.accounts.orders.revoked)
         self.requests = WatchedRequests(
             self.peers,
             self.spool,
-            lists,
+            self.revocations,
             clock,
             granted=lambda sampler_id, grant: granted(self, sampler_id, grant),
         )
         self.checking = checking = RewardChecking(
             self.transactions, self.spool, rows=None, notify=self.peers.notify, metrics=instruments
         )
-        report = RunReport(RUN_ID, table, self.spool.held_back, OwnFaults(clock.monotonic), clock)
+        report = RunReport(RUN_ID, table, OwnFaults(clock.monotonic), clock)
         self.service = CoordinatorService(
             spool=self.spool,
             peers=self.peers,
@@ -261,10 +245,10 @@ class Hub:
             store=store,
             bucket=None,
             published=self.published,
-            trust=TrustUpkeep(self.spool, revocations=lists, pardons=self.pardons),
             checking=checking,
             live=LiveStatus(report, loop),
             servers=(),
+            order_server=None,
             metrics=instruments,
             clock=clock,
         )

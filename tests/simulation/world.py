@@ -21,13 +21,13 @@ from typing import Any
 
 from heterorl.v1 import rollout_pb2
 from node.coordinator.ledger.ledger_file import FILE_NAME
-from node.coordinator.trust_upkeep import EVERYBODY, ask_pardon
 from node.coordinator.work.slots import group_id
 from node.errors import RefusedError, StartupError
+from node.operator_order import EVERYBODY, PARDON, REVOKE, Order
 from node.rollout import LeaseGrant, RolloutGroup
 from simulation.disks import DiedError, SimulatedDisk
 from simulation.faults import STRANGERS, Fault, K, Plan
-from simulation.hub import Hub, Revocations, Shelf, draw_for
+from simulation.hub import Hub, Shelf, draw_for
 from simulation.learner import LearnerDisk, SimulatedLearner
 from simulation.network import Network
 from simulation.sampler import SimulatedSampler
@@ -143,7 +143,6 @@ class _World:
         self._clocks: dict[str, Clock] = {}
         self._groups: dict[bytes, RolloutGroup] = {}
         self._shelf = Shelf()
-        self._revocations = Revocations()
         self._hub_disk = SimulatedDisk(directory / "hub", draw_for(plan.seed, "hub disk"), files=(FILE_NAME,))
         self._learner_disk = LearnerDisk()
         self._hub: Hub | None = None
@@ -261,7 +260,6 @@ class _World:
                     disk,
                     clock=self._clock("coordinator"),
                     shelf=self._shelf,
-                    revocations=self._revocations,
                     task_digest=self._options.to_bytes(16),
                     reached=self._reached,
                     settled=self._settled,
@@ -517,7 +515,7 @@ class _World:
                 return _nothing
             case K.REVOKED:
                 self._gone.add(name)
-                self._revocations.node_ids = tuple(sorted({*self._revocations.node_ids, name}))
+                self._order(Order(REVOKE, name, order_id=f"{fault.at_s}"))
                 return _nothing
             case K.QUARANTINED if self._learner is not None:
                 self._learner.quarantine(name, "its logprobs are off")
@@ -529,6 +527,19 @@ class _World:
                 sampler.fails_prompts = True
                 return lambda: setattr(sampler, "fails_prompts", False)
         return None
+
+    def _order(self, order: Order) -> None:
+        """Send an operator's order, again and again until a coordinator has taken it."""
+        if (hub := self._hub) is not None:
+            known = hub.accounts.orders.newest(order.verb, order.about)
+            if known is not None and known.order_id == order.order_id:
+                return
+            hub.process.spawn(self._give(hub, order))
+        self._loop.call_later(2.0, self._order, order)
+
+    async def _give(self, hub: Hub, order: Order) -> None:
+        with contextlib.suppress(RefusedError):
+            await hub.spool.give((order,))
 
     def _start_again(self, name: str) -> None:
         self._start_sampler(name)
@@ -581,7 +592,7 @@ class _World:
                 self._clock("coordinator").offset_s += (2 * fault.amount - 1) * LARGEST_JUMP_S
                 return _nothing
             case K.PARDONED if hub is not None:
-                ask_pardon(hub.pardons, [EVERYBODY])
+                self._order(Order(PARDON, EVERYBODY, order_id=f"{fault.at_s}"))
                 return _nothing
             case K.TASK_CHANGED if hub is not None:
                 self._options += 1

@@ -49,7 +49,7 @@ async def refusal_of(call: Awaitable[object]) -> Refusal:
 def disk_of(made: MadeRun, copies: Path) -> MadeRun:
     """Copy all that a run has on disk at this moment, as a machine that loses its power leaves it."""
     directory = copies / f"disk {len(list(copies.glob('disk *')))}"
-    shutil.copytree(made.directory, directory)
+    shutil.copytree(made.directory, directory, ignore=shutil.ignore_patterns("*.sock"))
     return replace(made, directory=directory)
 
 

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -42,8 +41,8 @@ class Serving:
 
     server: RpcServer
     stopping: asyncio.Event
-    revoked: Path
-    """Write node ids here to shut them out."""
+    revoked: set[str]
+    """Add node ids to shut them out."""
     running: "asyncio.Task[None]"
     refusals: "collections.Counter[tuple[str, Reason]]" = field(default_factory=collections.Counter)
 
@@ -66,6 +65,7 @@ async def serving(
     handshake_s: float = 10.0,
     gate: GateLimits | None = None,
     keepalive: Keepalive = KEEPALIVE,
+    revoked: set[str] | None = None,
     **rpc_limits: Any,
 ) -> AsyncIterator[Serving]:
     """Serve until the body ends, then drain."""
@@ -74,13 +74,15 @@ async def serving(
     def count_refusal(*, service: str, reason: Reason) -> None:
         refusals[service, reason] += 1
 
-    revoked = made.directory / "coordinator" / "authority" / "revoked"
+    shut_out: set[str] = set() if revoked is None else revoked
     server = RpcServer(
         "test server",
         listen=listen,
         servicers=servicers,
         identity=(identity or made.coordinator) if tls else None,
-        admission=Admission(made.run_id, RevocationList(revoked), clock or SystemClock(), count_refusal),
+        admission=Admission(
+            made.run_id, RevocationList(lambda: shut_out), clock or SystemClock(), count_refusal
+        ),
         drain_grace_s=drain_grace_s,
         audience=audience,
         limits=ServerLimits(
@@ -97,7 +99,7 @@ async def serving(
         is_ready = tasks.create_task(ready.wait())
         await asyncio.wait({running, is_ready}, return_when=asyncio.FIRST_COMPLETED)
         try:
-            yield Serving(server, stopping, revoked, running, refusals)
+            yield Serving(server, stopping, shut_out, running, refusals)
         finally:
             is_ready.cancel()
             stopping.set()

@@ -8,12 +8,13 @@ from dataclasses import replace
 import grpc
 import grpc.aio
 
-from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
+from heterorl.v1 import orders_pb2, rollout_pb2, rollout_pb2_grpc
+from node.operator_order import Order, OrderAnswer
 from node.rollout import RolloutGroup
 from node.rpc.auth import Context
 from node.run import StepRecord
 from node.verdict import Verdict
-from node.wire.mapping import from_wire, member_from_wire
+from node.wire.mapping import from_wire, member_from_wire, to_wire
 from node.wire.rollouts import delivery_to_wire, group_to_wire
 
 
@@ -29,12 +30,20 @@ class ScriptedHub(rollout_pb2_grpc.RolloutServiceServicer):
         self.hellos: list[rollout_pb2.DrainHello] = []
         self.quarantined: dict[str, str] = {}
         """As the learner said last; told first on each stream."""
+        self.orders: dict[str, Order] = {}
+        """By key; told first on each stream, and when they change."""
+        self.answers: list[OrderAnswer] = []
         self.is_acknowledging = True
         self._cuts = 0
         self._changed = asyncio.Condition()
 
     async def give(self, *groups: RolloutGroup) -> None:
         self.groups |= {group.group_id: group for group in groups}
+        await self._notify()
+
+    async def order(self, order: Order) -> None:
+        """Tell the learner an order, in place of one about the same thing."""
+        self.orders[order.key] = order
         await self._notify()
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
@@ -83,6 +92,8 @@ class ScriptedHub(rollout_pb2_grpc.RolloutServiceServicer):
                         )
                         if self.verdicts[-1][1] is not Verdict.ACCEPTED:
                             self.groups.pop(judgement.group_id, None)
+                    case "order_answer":
+                        self._note_answer(from_wire(OrderAnswer, request.order_answer))
                     case "quarantine":
                         self.quarantined[request.quarantine.sampler_id] = request.quarantine.reason
                     case "step":
@@ -93,9 +104,15 @@ class ScriptedHub(rollout_pb2_grpc.RolloutServiceServicer):
         quarantines = rollout_pb2.Quarantines()
         for name, why in self.quarantined.items():
             quarantines.samplers.add(sampler_id=name, reason=why)
+        told: dict[str, str] = {}
         try:
             yield rollout_pb2.DrainRolloutsResponse(quarantines=quarantines)
             while True:
+                ids = {key: order.order_id for key, order in self.orders.items()}
+                if ids != told:
+                    told = ids
+                    orders = [to_wire(orders_pb2.Order, order) for order in self.orders.values()]
+                    yield rollout_pb2.DrainRolloutsResponse(orders=rollout_pb2.LearnerOrders(orders=orders))
                 newest = max((record.version for record in self.records), default=0)
                 if self._cuts > cuts:
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
@@ -113,6 +130,12 @@ class ScriptedHub(rollout_pb2_grpc.RolloutServiceServicer):
                         await self._changed.wait()
         finally:
             listening.cancel()
+
+    def _note_answer(self, answer: OrderAnswer) -> None:
+        self.answers.append(answer)
+        for key, order in self.orders.items():
+            if order.order_id == answer.order_id:
+                self.orders[key] = replace(order, answer=answer.answer, is_refused=answer.is_refused)
 
     def _record(self, record: StepRecord) -> None:
         if record not in self.records:

@@ -15,7 +15,6 @@ from prometheus_client import CollectorRegistry
 from learner.config import LearnerConfig
 from learner.journal.records import Origin
 from learner.metrics import Instruments
-from learner.operator_orders import OperatorOrders
 from learner.publishing.earlier_versions import EarlierVersions
 from learner.step_log import StepLine, StepLog
 from learner.training.evidence import Evidence
@@ -194,7 +193,6 @@ async def learner(
         step_log=log,
         on_step=on_step,
         operator=OrderTaker(
-            OperatorOrders(state),
             EarlierVersions(state, base, policy.layout),
             config=config,
             state=training_state,

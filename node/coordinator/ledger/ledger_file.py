@@ -33,6 +33,11 @@ _LOCK_TIMEOUT_S: Final = 1.0
 """Longest wait for another writer: a tool in a person's hands, or a backup of a killed ledger."""
 
 
+def lock_of(ledger: Path) -> Path:
+    """Return the file whose lock is a ledger's."""
+    return ledger.with_name(f"{ledger.name}.lock")
+
+
 def lock_ledger(ledger: Path) -> FileLock:
     """Lock a ledger for writing; it need not exist yet. Readers need no lock.
 
@@ -40,7 +45,7 @@ def lock_ledger(ledger: Path) -> FileLock:
         StartupError: another process has the lock, or nothing can be locked there.
     """
     return FileLock.take(
-        ledger.with_name(f"{ledger.name}.lock"),
+        lock_of(ledger),
         of=f"The ledger {ledger}",
         fix="Stop the coordinator of this run.",
     )

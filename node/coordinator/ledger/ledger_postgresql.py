@@ -33,6 +33,7 @@ from node.coordinator.work.balance import Balance, Transaction
 from node.coordinator.work.slot_generations import Generation
 from node.errors import DeposedError, Reason, RefusedError, StartupError
 from node.fact import MalformedFactError
+from node.operator_order import REVOKE, Order
 from node.rollout import EncodedGroup
 
 _CONNECTION: Final[Mapping[str, Any]] = {
@@ -123,11 +124,22 @@ def _upgrade(connection: "psycopg.Connection[Any]") -> None:
             (version,) = connection.execute("SELECT version FROM ledger_schema").fetchone() or (None,)
             if version in OLDER:
                 convert(_executing(connection), map(_translated, ADDED_IN_3))
+                _adopt_revocations(connection)
                 connection.execute("UPDATE ledger_schema SET version = %s", [SCHEMA_VERSION])
                 note_upgrade()
     except MalformedFactError as error:
         refused = damaged("the ledger in the database", error)
         raise StartupError(refused.what, fix=refused.fix) from error
+
+
+def _adopt_revocations(connection: "psycopg.Connection[Any]") -> None:
+    """Make orders of the nodes that an older release's leader shut out, whose operator kept the reasons."""
+    if connection.execute("SELECT to_regclass('revoked')").fetchone() == (None,):
+        return
+    for (node_id,) in connection.execute("SELECT node_id FROM revoked").fetchall():
+        order = Order(REVOKE, node_id, by="the leader before", order_id="table revoked")
+        connection.execute(marked(insertion("facts")), row_of(order))
+    connection.execute("DROP TABLE revoked")
 
 
 def _executing(connection: "psycopg.Connection[Any]") -> Callable[..., Any]:

@@ -23,6 +23,7 @@ from node.coordinator.work.evaluations import Evaluations
 from node.coordinator.work.group_check import NotedOptions
 from node.coordinator.work.model_check import Learner
 from node.coordinator.work.newcomer_share import newcomers_wait
+from node.coordinator.work.orders import Orders
 from node.coordinator.work.reward_checks import RewardChecks
 from node.coordinator.work.run_data import NO_DATA, DataSeen
 from node.coordinator.work.run_terms import RunTerms
@@ -47,6 +48,7 @@ from node.coordinator.work.version_log import VersionLog
 from node.evaluation import Evaluation
 from node.fact import Newest
 from node.failure import BadPrompt
+from node.operator_order import Order
 
 
 class Accounts:
@@ -83,6 +85,7 @@ class Accounts:
         self.tallies = Tallies(balance.of(Tally))
         self.standings = Standings.restored(balance.of(Standing), self.tallies.delivered())
         self.bad_prompts = BadPrompts(balance.of(BadPrompt), retry_s=terms.prompt_retry_s)
+        self.orders = Orders(balance.of(Order))
         self._generations = Generations(balance.of(Generation))
         self._learner = Newest(balance.only(Learner))
         self._data = Newest(balance.only(DataSeen))
@@ -107,6 +110,7 @@ class Accounts:
             Tally.kind: self.tallies.apply,
             Standing.kind: self.standings.apply,
             BadPrompt.kind: self.bad_prompts.apply,
+            Order.kind: self.orders.apply,
             Generation.kind: self._generations.apply,
             Evaluation.kind: self.evaluations.apply,
             Learner.kind: self._learner.apply,

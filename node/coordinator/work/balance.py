@@ -20,6 +20,7 @@ from node.coordinator.work.version_log import Announced
 from node.evaluation import Evaluation
 from node.fact import Fact, Gone, OneFact
 from node.failure import BadPrompt
+from node.operator_order import Order
 from node.rollout import EncodedGroup
 from node.run import StepRecord
 
@@ -32,6 +33,7 @@ FACTS: Final[tuple[type[Fact], ...]] = (
     Standing,
     BadPrompt,
     Evaluation,
+    Order,
 )
 """The kinds of facts that this software knows. Others are a newer release's, and stay in the ledger."""
 

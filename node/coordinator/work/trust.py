@@ -8,7 +8,6 @@ proven liar    by a verifier; leased nothing until it is pardoned, and its group
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Final
 
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Transaction
@@ -25,9 +24,6 @@ class Undone:
     leases: int
     prompts: int
     """Prompts that its word kept from somebody."""
-
-
-NOTHING_UNDONE: Final = Undone(0, 0)
 
 
 def revocation(accounts: Accounts, node_ids: Collection[str], *, now: float) -> Decision[Undone]:

@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from heterorl.v1 import common_pb2 as _common_pb2
+from heterorl.v1 import orders_pb2 as _orders_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -702,6 +703,7 @@ class DrainRolloutsRequest(_message.Message):
     JUDGEMENT_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     QUARANTINE_FIELD_NUMBER: _builtins.int
+    ORDER_ANSWER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___DrainHello:
         """First, once."""
@@ -722,6 +724,10 @@ class DrainRolloutsRequest(_message.Message):
     def quarantine(self) -> Global___Quarantine:
         """A sampler whose groups the learner refuses from now on, or no longer. Repeated on each stream."""
 
+    @_builtins.property
+    def order_answer(self) -> Global___OrderAnswer:
+        """What became of an operator's order."""
+
     def __init__(
         self,
         *,
@@ -730,12 +736,13 @@ class DrainRolloutsRequest(_message.Message):
         judgement: Global___GroupJudgement | None = ...,
         step: Global___StepRecord | None = ...,
         quarantine: Global___Quarantine | None = ...,
+        order_answer: Global___OrderAnswer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "hello", b"hello", "judgement", b"judgement", "message", b"message", "quarantine", b"quarantine", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "hello", b"hello", "judgement", b"judgement", "message", b"message", "order_answer", b"order_answer", "quarantine", b"quarantine", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "hello", b"hello", "judgement", b"judgement", "message", b"message", "quarantine", b"quarantine", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "hello", b"hello", "judgement", b"judgement", "message", b"message", "order_answer", b"order_answer", "quarantine", b"quarantine", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "credit", "judgement", "step", "quarantine"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "credit", "judgement", "step", "quarantine", "order_answer"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -766,6 +773,60 @@ class Quarantine(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Quarantine: _TypeAlias = Quarantine  # noqa: Y015
+
+@_typing.final
+class LearnerOrders(_message.Message):
+    """Every order to the learner that holds or has no answer yet; later ones replace earlier ones."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ORDERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def orders(self) -> _containers.RepeatedCompositeFieldContainer[_orders_pb2.Order]:
+        """By the time they were given. One with an `answer` was taken: its value holds."""
+
+    def __init__(
+        self,
+        *,
+        orders: _abc.Iterable[_orders_pb2.Order] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["orders", b"orders"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LearnerOrders: _TypeAlias = LearnerOrders  # noqa: Y015
+
+@_typing.final
+class OrderAnswer(_message.Message):
+    """The learner's answer to an order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ORDER_ID_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
+    IS_REFUSED_FIELD_NUMBER: _builtins.int
+    order_id: _builtins.str
+    """Which."""
+    answer: _builtins.str
+    """What became of it, or why it is refused: one line for people, at most 200 characters."""
+    is_refused: _builtins.bool
+    """Whether it is refused. It is then over, and what held before holds."""
+    def __init__(
+        self,
+        *,
+        order_id: _builtins.str = ...,
+        answer: _builtins.str = ...,
+        is_refused: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "is_refused", b"is_refused", "order_id", b"order_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OrderAnswer: _TypeAlias = OrderAnswer  # noqa: Y015
 
 @_typing.final
 class Quarantines(_message.Message):
@@ -951,6 +1012,7 @@ class DrainRolloutsResponse(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     STEP_ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
     QUARANTINES_FIELD_NUMBER: _builtins.int
+    ORDERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def group(self) -> Global___EncodedGroup:
         """A group to judge."""
@@ -963,18 +1025,23 @@ class DrainRolloutsResponse(_message.Message):
     def quarantines(self) -> Global___Quarantines:
         """Who is quarantined by the ledger: first on a stream, and when an operator has pardoned somebody."""
 
+    @_builtins.property
+    def orders(self) -> Global___LearnerOrders:
+        """What operators order the learner: before all groups of a stream, and when that has changed."""
+
     def __init__(
         self,
         *,
         group: Global___EncodedGroup | None = ...,
         step_acknowledged: Global___StepAcknowledged | None = ...,
         quarantines: Global___Quarantines | None = ...,
+        orders: Global___LearnerOrders | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "message", b"message", "quarantines", b"quarantines", "step_acknowledged", b"step_acknowledged"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "message", b"message", "orders", b"orders", "quarantines", b"quarantines", "step_acknowledged", b"step_acknowledged"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "message", b"message", "quarantines", b"quarantines", "step_acknowledged", b"step_acknowledged"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "message", b"message", "orders", b"orders", "quarantines", b"quarantines", "step_acknowledged", b"step_acknowledged"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["group", "step_acknowledged", "quarantines"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["group", "step_acknowledged", "quarantines", "orders"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

@@ -15,6 +15,7 @@ from node.coordinator.work.tallies import Tally
 from node.evaluation import Evaluation
 from node.fact import VALUE_CHARACTERS, Fact, MalformedFactError
 from node.failure import BadPrompt, Failure
+from node.operator_order import Order
 from node.verdict import Verdict
 from support.coordinator import NOW_S, make_accounts
 
@@ -72,6 +73,19 @@ WRITTEN = {
             "finished_at_s": 6.5,
             "counted_prompts": 8,
             "reward_mean": 0.25,
+        },
+    ),
+    Order("drain", "s1", because="it moves", by="root", at_s=5.0, order_id="1f", is_carried_out=True): (
+        "order",
+        "drain s1",
+        {
+            "verb": "drain",
+            "about": "s1",
+            "because": "it moves",
+            "by": "root",
+            "at_s": 5.0,
+            "order_id": "1f",
+            "is_carried_out": True,
         },
     ),
 }

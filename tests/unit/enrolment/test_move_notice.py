@@ -12,7 +12,6 @@ from node.enrolment.move_notice import (
     NOTICE_BYTES,
     MovedCoordinator,
     MoveNotice,
-    MoveNoticeFile,
     sign_move,
 )
 from node.enrolment.tokens import Token, issue_token
@@ -140,16 +139,3 @@ def test_nobody_but_the_runs_authority_moves_a_peer(
 def test_what_cannot_be_dialled_is_not_signed(made: MadeRun, addresses: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match=r"host|addresses"):
         notice(made, *addresses)
-
-
-def test_a_coordinator_hands_on_the_notice_that_lies_in_its_directory_now(
-    made: MadeRun, tmp_path: Path
-) -> None:
-    file = MoveNoticeFile(tmp_path / FILE_NAME)
-    assert file.current() == b""
-    for text in (notice(made, NEW), notice(made, NEWER)):
-        (tmp_path / "part").write_bytes(text)
-        (tmp_path / "part").replace(tmp_path / FILE_NAME)
-        assert file.current() == text
-    (tmp_path / FILE_NAME).unlink()
-    assert file.current() == b""
