@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from node.coordinator.work import evaluations, findings, leasing, sampler_standing, trust
 from node.coordinator.work.balance import Balance
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.findings import Checked, Found
+from node.coordinator.work.findings import Checked, GroupFinding
 from node.coordinator.work.leasing import Released, ReturnedLeases, release
 from node.coordinator.work.run_terms import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.sampler_standing import Standing
@@ -724,7 +724,7 @@ def check(desk: Desk, sampler_id: str, outcome: RewardCheck, *, noise_ratio: flo
     checks.answered(held.group_id, desk.now)
     finding = RewardFinding(held.group_id, outcome, "completion 0 claims 1")
     checked: Checked = desk.settle(
-        findings.found(desk.accounts, Found(held, finding, noise_ratio), now=desk.now)
+        findings.found(desk.accounts, GroupFinding(held, finding, noise_ratio), now=desk.now)
     )
     checks.let_go(held)
     return checked
