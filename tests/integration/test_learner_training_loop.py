@@ -22,7 +22,7 @@ from learner.journal.checkpoint_names import versions_in
 from learner.journal.progress import BestVersion
 from learner.objective.entropy_switch import EntropySwitch
 from learner.objective.slow_fast import slow_fast_step
-from learner.training import admission, training_loop
+from learner.training import group_intake, training_loop
 from learner.training.master_access import MasterAccess
 from learner.training.training_state import TrainingError
 from node.clients import rollout_drain
@@ -209,7 +209,7 @@ async def test_groups_are_read_in_the_training_thread_and_those_of_a_quarantined
         read[encoded.group_id] = threading.current_thread().name
         return rollouts.group_from_wire(encoded)
 
-    monkeypatch.setattr(admission, "group_from_wire", group_from_wire)
+    monkeypatch.setattr(group_intake, "group_from_wire", group_from_wire)
     async with scripted_hub() as hub, learner(hub, model_dir, tmp_path) as running:
         running.drain.quarantine("liar", "its rewards are not its grader's")
         await hub.give(running.delivered("0.1"), running.delivered("1.1"))
