@@ -4,7 +4,7 @@
                         '-----> training thread: decoded, judged, compared with others --> admitted --> batch
                                                                  '-- refused                  '-- evicted
 
-Decoding and judging a large group takes as long as many heartbeats are apart: it is the training thread's,
+Decoding and judging a large group would hold heartbeats up on the event loop: the training thread does it,
 between two steps.
 """
 

@@ -202,7 +202,7 @@ async def test_refused_groups_are_said_why_and_leave_room_for_others(model_dir: 
 async def test_groups_are_read_in_the_training_thread_and_those_of_a_quarantined_sampler_not_at_all(
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A large one takes as long as several heartbeats, which the event loop has to send meanwhile."""
+    """On the event loop a large one would hold heartbeats up."""
     read: dict[str, str] = {}
 
     def group_from_wire(encoded: EncodedGroup) -> RolloutGroup:
