@@ -13,7 +13,7 @@ LOG_EVERY_S: Final = 30.0
 
 
 class _Figures(NamedTuple):
-    """What is told of a group, which is bytes once it waits for the hub."""
+    """Numbers told of a group, which is bytes once it waits for the hub."""
 
     tokens: int
     reward_mean: float

@@ -88,7 +88,7 @@ class SimulatedSampler:
         self._submitter = GroupSubmitter(self._call_submit, random=draw.random)
         self._generating: dict[str, asyncio.Task[None]] = {}
         self._groups: dict[str, RolloutGroup] = {}
-        """That are submitted, and not settled."""
+        """Groups that are submitted, and not settled."""
 
     @property
     def waits_for(self) -> str:
