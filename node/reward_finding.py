@@ -1,4 +1,4 @@
-"""What verifiers find out about the rewards of a group."""
+"""A verifier's finding about the rewards of a group."""
 
 import enum
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
 """Groups -> verdicts -> batches -> steps -> journal, one after the other.
 
-    admission --batch--> step (thread) --> journal (thread) --> record, line --> checkpoint,
-        |                   |                '-- disk full: waits               written in
-     refused                |                    for room                       another thread
+    intake -----batch--> step (thread) --> journal (thread) --> record, line --> checkpoint,
+       |                    |                '-- disk full: waits               written in
+    refused                 |                    for room                       another thread
                             |-- teaches nothing: no step; its groups are consumed
                             '-- not finite: skipped, its groups refused; three in a row end all
 
@@ -26,9 +26,9 @@ from learner.intake.named_versions import Scored
 from learner.journal.restart import Due
 from learner.metrics import Instruments
 from learner.step_log import StepLine, StepLog
-from learner.training.admission import Admission
 from learner.training.checkpoint_writer import CheckpointWriter
 from learner.training.evidence import Evidence
+from learner.training.group_intake import GroupIntake
 from learner.training.order_taker import OrderTaker
 from learner.training.training_state import StepTaken, TrainingError, TrainingState
 from node.clients.rollout_drain import RolloutDrain
@@ -138,6 +138,8 @@ class TrainingLoop:
         self._checkpoints = CheckpointWriter(training_state, instruments)
         self._skipped_in_a_row = 0
         self._groups_wait_s = 0.0
+        self._intake: GroupIntake
+        """Once the run's settings are known."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
 
     @property
@@ -158,7 +160,7 @@ class TrainingLoop:
             TrainingError: the parameters, or three gradients in a row, were not finite.
         """
         run = await self._coordinator.settings()
-        admission = self._admission(run)
+        self._intake = self._opened_intake(run)
         self._metrics.version.set(self.version)
         ready()
         following = asyncio.create_task(self._follow_best(stopping))
@@ -168,10 +170,10 @@ class TrainingLoop:
                 if following.done():
                     following.result()
                 await self._obey(stopping)
-                await self._admit(admission)
+                await self._admit()
                 task_digest = self._coordinator.task_digest
-                if batch := admission.next_batch(run.batch_groups, task_digest=task_digest):
-                    await self._take_step(batch, admission, stopping)
+                if batch := self._intake.next_batch(run.batch_groups, task_digest=task_digest):
+                    await self._take_step(batch, stopping)
                 elif not self._buffer.arrived:
                     await self._wait_for_groups(stopping)
             if why := self._state.completion:
@@ -230,7 +232,7 @@ class TrainingLoop:
         if (best := self._state.progress.best) is not None:
             self._metrics.best_version.set(best.version)
 
-    def _admission(self, run: RunSettings) -> Admission:
+    def _opened_intake(self, run: RunSettings) -> GroupIntake:
         if self._state.config.buffer_groups < run.batch_groups:
             raise StartupError(
                 f"learner.buffer_groups = {self._state.config.buffer_groups} never fills a batch of "
@@ -248,7 +250,7 @@ class TrainingLoop:
             group_size=run.group_size,
             max_staleness_versions=run.max_staleness_versions,
         )
-        return Admission(
+        return GroupIntake(
             self._buffer,
             rules,
             state=self._state,
@@ -264,8 +266,8 @@ class TrainingLoop:
             await self._end_checkpoint()
             await self._operator.roll_back(order, self._in_thread, self._checkpoints, stopping)
 
-    async def _admit(self, admission: Admission) -> None:
-        for group in await admission.admit(self._in_thread):
+    async def _admit(self) -> None:
+        for group in await self._intake.admit(self._in_thread):
             if self.version == 0:
                 self._on_step(None, [group])
 
@@ -275,9 +277,7 @@ class TrainingLoop:
             await run_until(stopping, self._drain.arrival())
         self._groups_wait_s += self._clock.monotonic() - started_s
 
-    async def _take_step(
-        self, batch: tuple[RolloutGroup, ...], admission: Admission, stopping: asyncio.Event
-    ) -> None:
+    async def _take_step(self, batch: tuple[RolloutGroup, ...], stopping: asyncio.Event) -> None:
         unacknowledged = self._drain.unacknowledged
         taken = await self._in_thread(
             lambda: self._state.take_step(
@@ -289,7 +289,7 @@ class TrainingLoop:
         )
         if taken is None:
             self._state.master_access.hold(self.version)
-            self._skip(batch, admission)
+            self._skip(batch)
             return
         self._skipped_in_a_row = 0
         journal_s = await self._disk_wait.until_written(
@@ -305,10 +305,9 @@ class TrainingLoop:
             self._state.master_access.hold(self.version)
         await self._weigh_evidence(taken, batch)
         if taken.record is None:
-            self._pass_over(taken.line, batch, admission)
+            self._pass_over(taken.line, batch)
         else:
             await self._write_down(taken.line, batch, journal_s=journal_s, stopping=stopping)
-            _observe_lags(batch, admission)
         await self._checkpoint_if_due(stopping)
 
     async def _weigh_evidence(self, taken: StepTaken, batch: tuple[RolloutGroup, ...]) -> None:
@@ -393,7 +392,7 @@ class TrainingLoop:
     async def _in_thread(self, work: Callable[[], Answer]) -> Answer:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    def _skip(self, batch: tuple[RolloutGroup, ...], admission: Admission) -> None:
+    def _skip(self, batch: tuple[RolloutGroup, ...]) -> None:
         self._metrics.skipped_steps.inc()
         self._skipped_in_a_row += 1
         logger.error(
@@ -401,18 +400,18 @@ class TrainingLoop:
         )
         for group in batch:
             detail = "the gradient of its batch was not finite"
-            admission.report(GroupVerdict(group.group_id, Verdict.SUSPECT, detail), group.sampler_id)
+            self._intake.report(GroupVerdict(group.group_id, Verdict.SUSPECT, detail), group.sampler_id)
         if self._skipped_in_a_row == SKIPPED_STEPS_IN_A_ROW:
             raise TrainingError(
                 f"{SKIPPED_STEPS_IN_A_ROW} gradients in a row were not finite; version {self.version} stays. "
                 "Lower learner.learning_rate, or begin a new run from an older checkpoint"
             )
 
-    def _pass_over(self, line: StepLine, batch: tuple[RolloutGroup, ...], admission: Admission) -> None:
+    def _pass_over(self, line: StepLine, batch: tuple[RolloutGroup, ...]) -> None:
         """Consume a batch that taught nothing, without a step."""
         for group in batch:
             verdict = GroupVerdict(group.group_id, Verdict.UNINFORMATIVE, _UNINFORMATIVE)
-            admission.report(verdict, group.sampler_id)
+            self._intake.report(verdict, group.sampler_id)
         self._metrics.uninformative_batches.inc()
         self._metrics.show_batch(line)
         self._show_best()
@@ -426,11 +425,8 @@ class TrainingLoop:
         self._show_best()
         self._metrics.groups.labels(Verdict.TRAINED).inc(len(batch))
         self._metrics.gate_wait_seconds.observe(line.masters_wait_s or 0.0)
+        for group in batch:
+            self._intake.observe_lags(trained=group.spooled_at_s, total=group.sampling_finished_at_s)
         report, recommended = asdict(line.report()), line.recommended_staleness
         report["recommended_staleness"] = recommended and recommended.versions
         logger.info("step", extra={**report, "tokens": line.numbers.tokens})
-
-
-def _observe_lags(batch: tuple[RolloutGroup, ...], admission: Admission) -> None:
-    for group in batch:
-        admission.observe_lags(trained=group.spooled_at_s, total=group.sampling_finished_at_s)

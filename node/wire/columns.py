@@ -34,7 +34,7 @@ _NAMES: Final = {number: name for name, number in _NUMBERS.items()}
 _LENGTH_DELIMITED: Final = 2
 """Protobuf's wire type of bytes and of messages, which all of the fields are."""
 _VARINT_BYTES: Final = 5
-"""Of a field's number or size, both below 2^35."""
+"""Most bytes of a field's number or size, both below 2^35."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

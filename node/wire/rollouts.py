@@ -145,6 +145,9 @@ def group_from_wire(encoded: EncodedGroup) -> RolloutGroup:
             we take. Lengths are checked before anything is split.
     """
     header = header_from_wire(encoded.header)
+    if encoded.group_id not in ("", header.group_id):
+        what = f"group {header.group_id[:100]!r} came as {encoded.group_id[:100]!r}"
+        raise RefusedError(Reason.MALFORMED, what)
     columns = read_columns(encoded.columns)
     group = RolloutGroup(
         **{one.name: getattr(header, one.name) for one in fields(GroupTerms)},

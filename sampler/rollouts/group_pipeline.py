@@ -29,7 +29,7 @@ from sampler.engines.engine_thread import EngineThread
 from sampler.metrics import Dropped, SamplerMetrics
 from sampler.rollouts.conversation import Conversation
 from sampler.rollouts.group_submitter import GroupSubmitter
-from sampler.rollouts.group_tally import GroupFigures, GroupTally
+from sampler.rollouts.group_tally import GroupTally
 from sampler.rollouts.leasing import Leasing
 from sampler.rollouts.run_task import RunTask
 from sampler.rollouts.turn_taking import TurnTaking, split_request_id
@@ -213,13 +213,14 @@ class GroupPipeline:
             return
         self.leasing.note_success()
         group = self._group(job, grades, finished_at_s=finished_at_s)
-        figures = GroupFigures.of(group)
-        self._metrics.count_tokens(figures.tokens)
+        self._metrics.count_tokens(group.drawn_tokens)
         if grades is not None:
             self._metrics.abstained_completions.inc(grades.rewards.count(None))
         if job.lease.purpose is LeasePurpose.TRAINING and grades is not None:
-            self._metrics.reward_mean.set(figures.reward_mean)
-        self._work_queue.submit(group.group_id, figures)
+            self._metrics.reward_mean.set(group.reward_mean)
+        self._tallies[job.lease.purpose].made(group)
+        self._work_queue.advance(group.group_id, JobState.SUBMITTING)
+        job.prompt, job.conversations = None, ()  # the bytes have all of it
         self._start(self._submit(group_to_wire(group)), self._submitting)
 
     async def _submit(self, group: EncodedGroup) -> None:
@@ -227,16 +228,16 @@ class GroupPipeline:
         verdict, group_id = await self._submitter.verdict(group), group.group_id
         job = self._work_queue.settle(group_id)
         assert job is not None, "nothing drops a job that is submitted"
-        assert job.figures is not None, "a submitted job has figures"
         self.leasing.notice_change()
+        purpose, now = job.lease.purpose, self._clock.monotonic()
+        totals = self._tallies[purpose].answered(group_id, verdict, now=now)
         if verdict is None:
             self._metrics.dropped_groups.labels(Dropped.REFUSED).inc()
             return
         self._metrics.groups.labels(verdict).inc()
         # The witness of `make kills` takes from here which groups are in safe keeping.
         logger.debug("group", extra={"group_id": group_id, "verdict": verdict})
-        purpose = job.lease.purpose
-        _log_totals(purpose, self._tallies[purpose].add(job.figures, verdict, now=self._clock.monotonic()))
+        _log_totals(purpose, totals)
 
     def _group(self, job: Job, grades: Grades | None, *, finished_at_s: float) -> RolloutGroup:
         """Return what is submitted of a job; without ``grades`` verifiers work out the rewards."""

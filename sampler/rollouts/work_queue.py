@@ -14,7 +14,6 @@ from typing import Final
 
 from node.rollout import PromptLease
 from sampler.rollouts.conversation import Conversation
-from sampler.rollouts.group_tally import GroupFigures
 from sampler.tasks.grader_pool import Prompt
 
 
@@ -47,8 +46,6 @@ class Job:
     state: JobState = JobState.PROMPTING
     prompt: Prompt | None = None
     """From READY to GRADING."""
-    figures: GroupFigures | None = None
-    """From SUBMITTING on."""
     conversations: tuple[Conversation, ...] = field(init=False)
     """One for each completion, to GRADING."""
 
@@ -132,11 +129,6 @@ class WorkQueue:
         if (job := self._jobs.get(lease_id)) is not None:
             job.state = state
         return job
-
-    def submit(self, lease_id: str, figures: GroupFigures) -> None:
-        """Note that a group is encoded: of its job, only what is told of it is kept beside the lease."""
-        if (job := self.advance(lease_id, JobState.SUBMITTING)) is not None:
-            job.figures, job.prompt, job.conversations = figures, None, ()
 
     def settle(self, lease_id: str) -> Job | None:
         """Remove a job that was submitted or given up and return it; None if it was dropped meanwhile."""

@@ -22,7 +22,7 @@ from learner.journal.checkpoint_names import versions_in
 from learner.journal.progress import BestVersion
 from learner.objective.entropy_switch import EntropySwitch
 from learner.objective.slow_fast import slow_fast_step
-from learner.training import admission, training_loop
+from learner.training import group_intake, training_loop
 from learner.training.master_access import MasterAccess
 from learner.training.training_state import TrainingError
 from node.clients import rollout_drain
@@ -202,14 +202,14 @@ async def test_refused_groups_are_said_why_and_leave_room_for_others(model_dir: 
 async def test_groups_are_read_in_the_training_thread_and_those_of_a_quarantined_sampler_not_at_all(
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A large one takes as long as several heartbeats, which the event loop has to send meanwhile."""
+    """On the event loop a large one would hold heartbeats up."""
     read: dict[str, str] = {}
 
     def group_from_wire(encoded: EncodedGroup) -> RolloutGroup:
         read[encoded.group_id] = threading.current_thread().name
         return rollouts.group_from_wire(encoded)
 
-    monkeypatch.setattr(admission, "group_from_wire", group_from_wire)
+    monkeypatch.setattr(group_intake, "group_from_wire", group_from_wire)
     async with scripted_hub() as hub, learner(hub, model_dir, tmp_path) as running:
         running.drain.quarantine("liar", "its rewards are not its grader's")
         await hub.give(running.delivered("0.1"), running.delivered("1.1"))

@@ -21,9 +21,8 @@ from node.verdict import Verdict
 from node.weights.planning.cheapest_chain import plan_catch_up, plan_fresh
 from node.wire.rollouts import group_to_wire
 from sampler.rollouts.group_submitter import GroupSubmitter
-from sampler.rollouts.group_tally import GroupFigures
 from sampler.rollouts.leasing import Leasing
-from sampler.rollouts.work_queue import NOT_GENERATED, WorkQueue
+from sampler.rollouts.work_queue import NOT_GENERATED, JobState, WorkQueue
 from sampler.served_policy import Command, Event, ServedPolicy
 from simulation.faults import Plan
 from simulation.hub import LAYOUT, RUN_ID, TOKENIZER, Hub, peer_of, root_of
@@ -89,7 +88,7 @@ class SimulatedSampler:
         self._submitter = GroupSubmitter(self._call_submit, random=draw.random)
         self._generating: dict[str, asyncio.Task[None]] = {}
         self._groups: dict[str, RolloutGroup] = {}
-        """That are submitted, and not settled."""
+        """Groups that are submitted, and not settled."""
 
     @property
     def waits_for(self) -> str:
@@ -188,7 +187,7 @@ class SimulatedSampler:
             group = ungraded(group)
             header = group_to_wire(group).header
         self._groups[name] = group
-        self._queue.submit(name, GroupFigures.of(group))
+        self._queue.advance(name, JobState.SUBMITTING)
         self._begin_ready()
         await self._submitter.verdict(EncodedGroup(header, self._keep(group), name, self.name))
         self._queue.settle(name)

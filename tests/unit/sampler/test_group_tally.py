@@ -1,13 +1,14 @@
 """One line for many groups."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from node.rollout import RolloutGroup
 from node.verdict import Verdict
-from sampler.rollouts.group_tally import LOG_EVERY_S, GroupFigures, GroupTally
+from sampler.rollouts.group_tally import LOG_EVERY_S, GroupTally
 from support.groups import make_group
 
 
@@ -20,12 +21,14 @@ def rewarded(group: RolloutGroup, reward: float) -> RolloutGroup:
     return replace(group, completions=tuple(replace(one, reward=reward) for one in group.completions))
 
 
+def add(tally: GroupTally, group: RolloutGroup, verdict: Verdict, *, now: float) -> dict[str, Any] | None:
+    tally.made(group)
+    return tally.answered(group.group_id, verdict, now=now)
+
+
 def test_a_thousand_groups_within_the_interval_are_told_once(group: RolloutGroup) -> None:
     tally = GroupTally(now=100.0)
-    told = [
-        tally.add(GroupFigures.of(group), Verdict.SPOOLED, now=100.0 + LOG_EVERY_S * n / 1000)
-        for n in range(1, 1001)
-    ]
+    told = [add(tally, group, Verdict.SPOOLED, now=100.0 + LOG_EVERY_S * n / 1000) for n in range(1, 1001)]
     assert told[:-1] == [None] * 999
     last = told[-1]
     assert last is not None
@@ -38,8 +41,8 @@ def test_a_thousand_groups_within_the_interval_are_told_once(group: RolloutGroup
 
 def test_the_rest_is_told_when_the_sampler_stops(group: RolloutGroup) -> None:
     tally = GroupTally(now=0.0)
-    tally.add(GroupFigures.of(rewarded(group, 1.0)), Verdict.SPOOLED, now=1.0)
-    tally.add(GroupFigures.of(rewarded(group, 0.0)), Verdict.DUPLICATE, now=2.0)
+    add(tally, rewarded(group, 1.0), Verdict.SPOOLED, now=1.0)
+    add(tally, rewarded(group, 0.0), Verdict.DUPLICATE, now=2.0)
     rest = tally.rest(now=5.0)
     assert rest is not None
     assert (rest["groups"], rest["within_s"], rest["reward_mean"]) == (2, 5.0, 0.5)
@@ -51,7 +54,7 @@ def test_means_are_rounded_for_the_line_they_are_told_in(group: RolloutGroup) ->
     for reward_mean, took_s in ((1.0, 2.0), (0.0, 2.0), (0.0, 2.001)):
         finished_s = 100.0 + took_s
         timed = replace(group, sampling_finished_at_s=finished_s, graded_at_s=finished_s + took_s / 3)
-        tally.add(GroupFigures.of(rewarded(timed, reward_mean)), Verdict.SPOOLED, now=101.0)
+        add(tally, rewarded(timed, reward_mean), Verdict.SPOOLED, now=101.0)
     told = tally.rest(now=112.34)
     assert told is not None
     assert (told["within_s"], told["reward_mean"], told["sampled_s"], told["graded_s"]) == (
@@ -69,7 +72,7 @@ def test_nothing_is_told_of_nothing() -> None:
 def test_the_oldest_and_the_newest_version_of_all_groups_are_told() -> None:
     tally = GroupTally(now=0.0)
     for version in (5, 9, 7):
-        tally.add(GroupFigures.of(make_group(version=version)), Verdict.SPOOLED, now=1.0)
+        add(tally, make_group(version=version), Verdict.SPOOLED, now=1.0)
     told = tally.rest(now=2.0)
     assert told is not None
     assert (told["oldest_version"], told["newest_version"]) == (5, 9)
@@ -80,7 +83,19 @@ def test_graders_metrics_are_logged_as_means_over_the_groups_that_have_them() ->
     for words, steps in (([1.0, np.nan], None), ([3.0, 5.0], [2.0, 2.0])):
         metrics = {"words": words} | ({} if steps is None else {"steps": steps})
         columns = {name: np.array(values, np.float32) for name, values in metrics.items()}
-        tally.add(GroupFigures.of(make_group(size=2, metrics=columns)), Verdict.SPOOLED, now=1.0)
+        add(tally, make_group(size=2, metrics=columns), Verdict.SPOOLED, now=1.0)
     told = tally.rest(now=2.0)
     assert told is not None
     assert told["metrics"] == {"steps": 2.0, "words": 2.5}
+
+
+def test_a_group_counts_once_it_is_answered_and_not_if_it_is_refused_for_good() -> None:
+    tally = GroupTally(now=0.0)
+    for name in ("waits", "refused", "spooled"):
+        tally.made(make_group(name))
+    assert tally.answered("refused", None, now=1.0) is None
+    assert tally.rest(now=2.0) is None
+    assert tally.answered("spooled", Verdict.SPOOLED, now=3.0) is None
+    told = tally.rest(now=4.0)
+    assert told is not None
+    assert (told["groups"], told["verdicts"]) == (1, {"spooled": 1})

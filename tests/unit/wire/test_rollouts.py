@@ -386,3 +386,12 @@ def test_a_verifier_may_abstain_from_some_completions_and_not_from_all() -> None
     assert header.least_reward == header.largest_reward == 1.0
     with pytest.raises(RefusedError, match="reward nan"):
         graded(ungraded, GroupGrades(np.full(2, math.nan, np.float32)), grader_digest=b"g" * 16, at_s=9.0)
+
+
+def test_a_group_that_comes_under_another_name_than_its_own_is_refused() -> None:
+    encoded = group_to_wire(make_group("1.1"))
+    assert group_from_wire(replace(encoded, group_id="")).group_id == "1.1"  # from a journal
+    with pytest.raises(RefusedError) as refused:
+        group_from_wire(replace(encoded, group_id="2.1"))
+    assert refused.value.reason is Reason.MALFORMED
+    assert "2.1" in refused.value.what

@@ -4,20 +4,20 @@
                         '-----> training thread: decoded, judged, compared with others --> admitted --> batch
                                                                  '-- refused                  '-- evicted
 
-Decoding and judging a large group takes as long as many heartbeats are apart: it is the training thread's,
+Decoding and judging a large group would hold heartbeats up on the event loop: the training thread does it,
 between two steps.
 """
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Protocol, TypeVar
 
 from learner.intake.batch_buffer import BatchBuffer
 from learner.intake.copies import Copies
 from learner.intake.group_verdict import GroupRules, judge
 from learner.metrics import LearnerMetrics
 from learner.training.evidence import Evidence
+from learner.training.order_taker import InThread
 from learner.training.training_state import TrainingState
 from node.clients.rollout_drain import RolloutDrain
 from node.errors import RefusedError
@@ -27,14 +27,6 @@ from node.verdict import GroupVerdict, Verdict
 from node.wire.rollouts import group_from_wire
 
 logger = logging.getLogger(__name__)
-
-Answer = TypeVar("Answer")
-
-
-class InThread(Protocol):
-    """Runs blocking work in the training thread."""
-
-    def __call__(self, work: Callable[[], Answer], /) -> Awaitable[Answer]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +41,7 @@ class _Judged:
     """Whether its sampler is to be quarantined for copies, of which this is one."""
 
 
-class Admission:
+class GroupIntake:
     """Judges what arrives in a buffer, for the event loop's thread."""
 
     def __init__(
