@@ -105,7 +105,7 @@ class Mirror:
             missing = await asyncio.to_thread(self._store.offer, manifest)
             await asyncio.to_thread(self._store.set_arriving, key, True)
             try:
-                await self._fetcher.fetch(manifest, missing, partial(self._store.write_frame, key))
+                is_whole = await self._fetcher.fetch(manifest, missing, partial(self._store.write_frame, key))
             finally:
                 await asyncio.to_thread(self._store.set_arriving, key, False)
         except ConnectionLost as lost:
@@ -120,4 +120,5 @@ class Mirror:
                 self._state = self._state.refused(key)
         else:
             self._backoff.reset()
-            logger.info("mirrored", extra={"version": key.version, "base_version": key.base_version})
+            if is_whole:
+                logger.info("mirrored", extra={"version": key.version, "base_version": key.base_version})

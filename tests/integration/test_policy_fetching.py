@@ -144,11 +144,11 @@ async def test_a_fetch_that_is_wound_up_finishes_the_frames_begun_and_asks_for_n
         await until(lambda: len(hub.servicer.fetches) == 2)
         fetcher.wind_up()
         go_on.set()
-        await fetching
+        assert not await fetching
         begun = {frame for request in hub.servicer.fetches for frame in request.frames}
         assert got == begun
         rest = set(range(2)) - got
-        await fetcher.fetch(manifest, rest, lambda frame, _: got.add(frame))
+        assert await fetcher.fetch(manifest, rest, lambda frame, _: got.add(frame))
         assert got == {0, 1}
 
 

@@ -144,10 +144,10 @@ class Fetcher:
         self.sources.signed(manifest)
         return manifest
 
-    async def fetch(self, manifest: Manifest, frames: Iterable[int], put: PutFrame) -> None:
+    async def fetch(self, manifest: Manifest, frames: Iterable[int], put: PutFrame) -> bool:
         """Hand each frame's payload to ``put``, in any order, several at a time.
 
-        After ``wind_up``, it returns without the frames that were not begun.
+        Returns whether that was all of them: after ``wind_up``, those that were not begun are left out.
 
         Raises DamagedFrameError: a frame failed its digest ``attempts_per_damaged_frame`` times.
         RefusedError: the sources refuse for a reason that does not pass; UNKNOWN_VERSION: plan again.
@@ -172,11 +172,12 @@ class Fetcher:
             self._lane_bytes_per_s = max((lane.bytes_per_s for lane in readers), default=0.0)
             took_s = transfer.last_at_s - transfer.first_at_s
             self.link = self.link.carried(transfer.arrived_bytes, took_s=took_s)
+        return not transfer.is_wound_up
 
     def wind_up(self) -> None:
         """End the fetch under way once the frames begun are whole: something else is more urgent."""
         if self._transfer is not None:
-            self._transfer.unasked.forget()
+            self._transfer.wind_up()
 
     async def fetch_into(self, begin: Callable[[], A], manifest: Manifest) -> A:
         """Return the assembly that ``begin`` makes in a thread, with all frames of the manifest's version.

@@ -162,6 +162,8 @@ class Transfer:
     decoding: int = field(default=0, init=False)
     """Messages being decoded: each may give a damaged frame back."""
     damaged: Counter[int] = field(default_factory=Counter, init=False)
+    is_wound_up: bool = field(default=False, init=False)
+    """Whether frames that were not begun were left out."""
     arrived_bytes: int = field(default=0, init=False)
     first_at_s: float = field(default=0.0, init=False)
     last_at_s: float = field(default=0.0, init=False)
@@ -177,6 +179,12 @@ class Transfer:
     def is_over(self) -> bool:
         """Whether nothing is left to read, or can still be given back."""
         return not (self.waiting or self.reading or self.decoding or self.unasked.left_bytes)
+
+    def wind_up(self) -> None:
+        """Leave the frames out that were not begun."""
+        self.unasked.forget()
+        self.is_wound_up = True
+        self.changed.set()
 
     def close(self) -> None:
         """End the streams that no lane reads."""
