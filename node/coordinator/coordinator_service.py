@@ -17,8 +17,8 @@ from node.coordinator.reward_checking import RewardChecking
 from node.coordinator.spool import Spool
 from node.coordinator.trust_upkeep import TrustUpkeep
 from node.errors import RefusedError
+from node.process.memory import GIVE_BACK_EVERY_S, give_back
 from node.rpc.server import RpcServer
-from node.spare_memory import GIVE_BACK_EVERY_S, give_back
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.bucket_mirror import BucketMirror
 
