@@ -74,7 +74,7 @@ def apart(load: Load, groups: Sequence[GenerationRequest]) -> dict[str, float]:
         for completion in group.completions:
             tokens = torch.tensor(np.concatenate([prompt, completion.token_ids]), device=load.device).long()
             with torch.no_grad():
-                learner = policy.token_logprobs(
+                learner = policy.scorer(
                     tokens[None, :-1],
                     torch.arange(len(prompt) - 1, len(tokens) - 1, device=load.device),
                     tokens[len(prompt) :],

@@ -21,7 +21,7 @@ from fractions import Fraction
 from typing import Final
 
 from node.grading.jsonl_options import JsonlOptions
-from node.questions.row_error import RowError
+from node.questions.data_row import RowError
 from sampler.tasks.question_tasks import JsonlTask
 from sampler.tasks.task import CompletionText
 

@@ -8,7 +8,6 @@ own business.
 import json
 import pkgutil
 import re
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal, Self, TypeAlias
@@ -49,47 +48,6 @@ RESERVED_ARGUMENTS: Final = frozenset(
     }
 )
 """Arguments of transformers' own ``apply_chat_template``."""
-
-
-def column_of(row: Mapping[str, Any], name: str) -> Any:
-    """Return a column of a row, or what is inside one: ``reward_model.ground_truth``, ``answers.text.0``.
-
-    A column whose own name has dots comes first. A text that holds JSON is looked into as if it were its
-    value. Names may be composed of other code points than in the file: they are compared in NFC.
-
-    Raises:
-        KeyError: the row has no such column.
-    """
-    if name in row:
-        return row[name]
-    value: Any = row
-    for part in name.split("."):
-        if isinstance(value, str):
-            value = _json_in(value)
-        try:
-            value = value[int(part)] if isinstance(value, list) else _member(value, part)
-        except (LookupError, TypeError, ValueError) as error:
-            raise KeyError(f"the row has no column {name!r}, it has {', '.join(row)}") from error
-    return value
-
-
-def _member(value: Any, name: str) -> Any:
-    if not isinstance(value, Mapping):
-        raise TypeError(f"{type(value).__name__} has no members")
-    if name in value:
-        return value[name]
-    wanted = unicodedata.normalize("NFC", name)
-    return value[{unicodedata.normalize("NFC", key): key for key in value}[wanted]]
-
-
-def _json_in(text: str) -> Any:
-    """Return the object or list that a text holds as JSON; None: it holds none."""
-    if not text.lstrip().startswith(("{", "[")):
-        return None
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """A sampler's metrics. The costs of moving policy versions are in node/telemetry/transfer_metrics.py."""
 
 import enum
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -13,6 +14,8 @@ from node.telemetry.metric_factory import MetricFactory
 _GROUP_BUCKETS_S: Final = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 _TURN_BUCKETS: Final = (1, 2, 3, 5, 8, 16, 32, 64, 128)
 _SWAP_BUCKETS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
+
+PACE_WINDOW_S: Final = 60.0
 
 
 class Dropped(enum.StrEnum):
@@ -146,3 +149,21 @@ class SamplerMetrics(GraderMetrics):
 
     def count_prompt_fault(self, fault: Failure) -> None:
         self._prompt_faults.labels(fault).inc()
+
+
+class Pace:
+    """How fast a counter grows, over the last minute; looked at now and then, by one thread."""
+
+    def __init__(self, total: Callable[[], float], *, monotonic: Callable[[], float]) -> None:
+        self._total = total
+        self._monotonic = monotonic
+        self._looks: deque[tuple[float, float]] = deque([(monotonic(), total())])
+
+    def per_s(self) -> float:
+        """Return its mean growth per second since the look ``PACE_WINDOW_S`` ago, or since the first one."""
+        now, total = self._monotonic(), self._total()
+        self._looks.append((now, total))
+        while len(self._looks) > 2 and self._looks[1][0] <= now - PACE_WINDOW_S:
+            self._looks.popleft()
+        since_s, before = self._looks[0]
+        return (total - before) / (now - since_s) if now > since_s else 0.0

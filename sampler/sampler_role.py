@@ -32,7 +32,6 @@ from node.rpc.channel import Backoff, Caller, Purpose, dial
 from node.rpc.hub import Hub
 from node.run import Role
 from node.telemetry.metrics import NodeMetrics
-from node.telemetry.pace import Pace
 from node.text_rules import TextRules
 from node.tokenizer import chat_template_digest
 from node.weights.transfer.fetcher import Fetcher
@@ -42,7 +41,7 @@ from sampler.engines.engine import Engine
 from sampler.engines.engine_registry import load_engine, load_in_own_process
 from sampler.engines.engine_thread import EngineThread
 from sampler.engines.restartable_engine import RestartableEngine
-from sampler.metrics import SamplerMetrics
+from sampler.metrics import Pace, SamplerMetrics
 from sampler.rollouts.group_pipeline import GroupPipeline
 from sampler.rollouts.group_submitter import GroupSubmitter
 from sampler.rollouts.leasing import TOO_OLD, Leasing

@@ -20,7 +20,7 @@ from learner.config import LearnerConfig
 from learner.intake.divergence_panel import DivergencePanel, Observed
 from learner.journal.progress import Progress
 from learner.training.model import Policy, load_policy
-from learner.training.replay import next_step
+from learner.training.step_inputs import next_step
 from learner.training.trainer import Trainer
 
 STALENESS: Final = (0, 64)

@@ -24,7 +24,7 @@ from node.identity.identity_store import load_identity
 from node.identity.revocation import RevocationList
 from node.identity.run_description import RunDescription
 from node.process.memory import keep_freed_memory
-from node.rpc.interceptor import Admission
+from node.rpc.live_rpcs import Admission
 from node.rpc.server import RpcServer
 from node.run import Role
 from node.serving.policy_servicer import PolicyServicer

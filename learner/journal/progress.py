@@ -3,11 +3,13 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Final
 
 from learner.intake.trained_slots import TrainedSlots
 from learner.objective.entropy_switch import EntropySwitch
 from learner.step_log import RollbackLine, StepLine
+from node.evaluation import EvaluationNotice
 from node.run import StepRecord
 
 CHANGES_KEPT: Final = 32
@@ -130,6 +132,26 @@ class Progress:
     def oldest_usable_version(self) -> int:
         """The version from which on samplers' policies descend from this one: older groups are refused."""
         return 0 if self.rollback is None else self.rollback.version
+
+    def window_mean(self, *more: float, window: int) -> float | None:
+        """Return the mean reward of the newest ``window`` batches, with ``more``; None: there are fewer."""
+        rewards = (*self.recent_rewards, *more)[-window:]
+        return fmean(rewards) if len(rewards) == window else None
+
+    def best_told(self, evaluated: EvaluationNotice) -> BestVersion | None:
+        """Return the best version that was told; where none has a score, the one that is known."""
+        return self.best if evaluated.best is None else BestVersion(evaluated.best)
+
+    def best_after(self, reward_mean: float, *, window: int, published: int) -> BestVersion | None:
+        """Return the best version where nothing is evaluated, once a batch had this reward.
+
+        Args:
+            published: the newest version, which is the best where the batch's window is.
+        """
+        mean = self.window_mean(reward_mean, window=window)
+        if mean is None or (self.best is not None and not self.best.is_beaten_by(mean)):
+            return self.best
+        return BestVersion(published, mean)
 
     def changed_by(self, settings: Mapping[str, object]) -> dict[str, tuple[str, str]]:
         """Return the settings that differ from the newest step's: what each was and is, as JSON has it."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from learner.journal.checkpoint_names import CHECKPOINTS, versions_in
+from learner.journal.checkpoint_index import CHECKPOINTS, versions_in
 from learner.publishing.kept_versions import published_versions
 from node.errors import StartupError
 

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from learner.journal.checkpoint_names import CHECKPOINTS
+from learner.journal.checkpoint_index import CHECKPOINTS
 from learner.operator_orders import VersionGoneError
 from learner.publishing.available_versions import BASE, check_available
 from learner.publishing.kept_versions import PublishedWords, opened_published, published_versions

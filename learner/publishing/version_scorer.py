@@ -25,7 +25,7 @@ from learner.objective.divergence import kl_behaviour_learner
 from learner.operator_orders import VersionGoneError
 from learner.training.micro_batches import collate, micro_batches, objective_batch
 from learner.training.model import Policy
-from learner.training.replay import versions_of_tokens
+from learner.training.step_inputs import versions_of_tokens
 from node.rollout import RolloutGroup
 
 logger = logging.getLogger(__name__)

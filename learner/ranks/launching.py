@@ -7,8 +7,6 @@ A rank other than the first has no gRPC, no state directory and no configuration
 """
 
 import asyncio
-import hashlib
-import json
 import os
 import select
 import signal
@@ -16,9 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from subprocess import PIPE, Popen, TimeoutExpired
 from typing import Any, Final
 
@@ -28,16 +24,15 @@ from torch._C._distributed_c10d import TCPStore
 
 from learner.config import LearnerConfig
 from learner.ranks.environment import LIMIT_S, STORE_PORT
-from learner.ranks.errors import MEMORY_FIX, OUT_OF_MEMORY, RankLostError
+from learner.ranks.errors import RankLostError
+from learner.ranks.fates import Child, Neighbour, neighbours
 from learner.ranks.instruction_stream import InstructionStream
+from learner.ranks.meeting import LOOPBACK, as_json, check_world_size, coding_threads, join_ranks
 from learner.ranks.rank_group import RankGroup
-from learner.sizing.mesh_sizes import MeshSizes
-from learner.training.instructions import Instruction
+from learner.training.work_shares import Instruction
 from node.errors import StartupError
 from node.process.abandoned_threads import abandon
 from node.process.daemon import SIGNALS
-
-LOOPBACK: Final = "127.0.0.1"
 
 ENDING_S: Final = 2.0
 """For a rank whose connections were closed to have ended."""
@@ -46,77 +41,9 @@ END_LIMIT_S: Final = 10.0
 """For ranks to take each of the instructions to end, and then to end; after that they are killed."""
 
 
-def coding_threads(config: LearnerConfig) -> int:
-    """Return how many threads of this rank code a version: as many as compute, if nothing is configured."""
-    return config.publish_threads or config.threads or torch.get_num_threads()
-
-
 def is_under_torchrun() -> bool:
     """Whether torchrun, or whatever sets the same variables, started this process."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
-@dataclass(frozen=True, slots=True)
-class Child:
-    """A rank that this process started."""
-
-    rank: int
-    process: Popen[bytes]
-
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self.process.pid
-
-    @property
-    def fate(self) -> str:
-        """Why it does not answer, in words; empty while it runs."""
-        code = self.process.poll()
-        who = f"rank {self.rank} (process {self.pid})"
-        if code is None:
-            is_stopped = _state(self.pid) in ("T", "t")
-            return f"{who} is stopped: continue it with kill -CONT" if is_stopped else ""
-        if code == -signal.SIGKILL:
-            return f"{who} was killed, by a person or for want of memory: see dmesg"
-        if code == OUT_OF_MEMORY:
-            return f"{who} ran out of memory, see its log: {MEMORY_FIX}"
-        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}, see its log"
-        return f"{who} ended {how}"
-
-
-@dataclass(frozen=True, slots=True)
-class Neighbour:
-    """A rank of this host that torchrun started."""
-
-    rank: int
-    pid: int
-
-    @property
-    def fate(self) -> str:
-        """As ``Child.fate``."""
-        who = f"rank {self.rank} (process {self.pid})"
-        state = _state(self.pid)
-        if state in ("", "Z", "X"):
-            return f"{who} ended: see its log, and dmesg if that says nothing"
-        return f"{who} is stopped: continue it with kill -CONT" if state in ("T", "t") else ""
-
-
-def neighbours() -> list[Neighbour]:
-    """Tell all ranks this one's process, and return those of its host; every rank calls this."""
-    told = torch.tensor([_place(), os.getpid()])
-    every = [torch.zeros_like(told) for _ in range(dist.get_world_size())]
-    dist.all_gather(every, told)
-    return [
-        Neighbour(rank, int(pid))
-        for rank, (place, pid) in enumerate(every)
-        if int(place) == _place() and int(pid) != os.getpid()
-    ]
-
-
-def _place() -> int:
-    """Return a number of this host's processes: containers count theirs by themselves."""
-    text = Path("/proc/sys/kernel/random/boot_id").read_text() + str(Path("/proc/self/ns/pid").readlink())
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
 
 
 class Fleet:
@@ -206,7 +133,7 @@ class Fleet:
         self.instructions = InstructionStream(limit_s=config.rank_timeout_s)
         there = neighbours()
         self._watched = self.children or there
-        self.instructions.send(Instruction("begin", {"config": _as_json(config)}))
+        self.instructions.send(Instruction("begin", {"config": as_json(config)}))
         self.group = RankGroup(
             self._sizes,
             device_type=config.device.partition(":")[0],
@@ -307,39 +234,6 @@ def _deaf_children() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
 
 
-def check_world_size(processes: int, sizes: MeshSizes) -> None:
-    """Check that torchrun started as many processes as the mesh has ranks.
-
-    Raises:
-        StartupError: it did not.
-    """
-    if processes != sizes.ranks:
-        raise StartupError(
-            f"torchrun started {processes} processes, the mesh ({sizes}) has {sizes.ranks} ranks",
-            fix=f"Start {sizes.ranks}, or change learner.pp, dp_replicate, dp_shard and tp.",
-        )
-
-
-def join_ranks(
-    store: TCPStore | None = None, *, ranks: int | None = None, limit_s: float | None = None
-) -> None:
-    """Meet the other ranks where the environment says: at the daemon that started this one, or torchrun's.
-
-    Args:
-        store: of the first rank, which started the others.
-    """
-    limit = timedelta(seconds=limit_s or float(os.environ.get(LIMIT_S, "600")))
-    rank = 0
-    if store is None:
-        if (port := os.environ.get(STORE_PORT)) is None:
-            dist.init_process_group(_backends(), timeout=limit)
-            return
-        store = TCPStore(LOOPBACK, int(port), wait_for_workers=False, timeout=limit)
-        rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    assert ranks is not None
-    dist.init_process_group(_backends(), store=store, rank=rank, world_size=ranks, timeout=limit)
-
-
 def _in_thread_of_its_own(work: Callable[[], None]) -> "asyncio.Future[None]":
     """Start ``work`` in a thread that keeps no process from ending; return what becomes of it."""
     loop = asyncio.get_running_loop()
@@ -364,24 +258,3 @@ def _in_thread_of_its_own(work: Callable[[], None]) -> "asyncio.Future[None]":
 
     threading.Thread(target=run, name="meeting of ranks", daemon=True).start()
     return future
-
-
-def _as_json(config: LearnerConfig) -> dict[str, object]:
-    values: dict[str, object] = json.loads(json.dumps(config.model_dump(), default=str))
-    return values
-
-
-def config_of(instruction: Instruction) -> LearnerConfig:
-    """Return the configuration that the first rank tells."""
-    return LearnerConfig.model_validate(instruction.values["config"])
-
-
-def _backends() -> str:
-    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-
-
-def _state(pid: int) -> str:
-    """Return the letter that the kernel has for what a process does; empty if there is none."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return ""

@@ -29,9 +29,9 @@ from learner.ranks.sharded_words import ShardedWords
 from learner.ranks.sharding import check_slices, layer_plan, shard_fully, shrink, slice_layers, sliced_tokens
 from learner.ranks.stages import check_stages, has_tied_head, keep_stage
 from learner.sizing.mesh_sizes import DIMENSIONS, MeshSizes
-from learner.training.instructions import Instruction
 from learner.training.micro_batches import even_micro_batches, micro_batches, share_out
 from learner.training.scorer import Scorer
+from learner.training.work_shares import Instruction
 from node.weights.format.layout import Layout
 
 logger = logging.getLogger(__name__)

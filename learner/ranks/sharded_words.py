@@ -36,9 +36,9 @@ from learner.ranks.frame_work import (
     results_of,
 )
 from learner.ranks.instruction_stream import InstructionStream
-from learner.training.instructions import Instruction
 from learner.training.master_words import Spool
 from learner.training.version_coder import Put
+from learner.training.work_shares import Instruction
 from node.weights.assembly.encode import CodedFrame
 from node.weights.assembly.merge import MergedFrame
 from node.weights.assembly.public_base import TakeWords

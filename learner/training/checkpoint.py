@@ -9,44 +9,40 @@ A checkpoint is staged, synced and renamed: it is there whole or not at all. The
 journal since then.
 """
 
-import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import blake3
 import torch
-from pydantic import TypeAdapter
 from torch import Tensor
 
-from learner.journal.checkpoint_names import checkpoint_name, checkpoint_names
+from learner.journal.checkpoint_index import (
+    INDEX,
+    CheckpointIndex,
+    as_file,
+    checkpoint_name,
+    checkpoint_names,
+    damaged,
+    index_in,
+)
 from learner.journal.progress import Progress
 from learner.journal.records import Origin
 from learner.journal.restart import KEPT_CHECKPOINTS, JournalPlace
-from learner.step_log import RollbackLine, StepLine
-from learner.step_numbers import BatchFigures, StepNumbers
 from learner.training.model import Policy
 from learner.training.tensor_files import load_tensors, save_tensors, shapes_in
 from learner.training.uncached_files import digest_of
 from learner.training.work_shares import Ranks
 from node import durable
 from node.errors import StartupError
-from node.sealed import sealed, unsealed
 from node.weights.format.layout import Layout
-
-FORMAT: Final = 4
-"""Release 0.3, whose journal had segments, wrote 3; 0.2, without a digest of index.json, 2."""
 
 _MASTERS: Final = "masters"
 _OPTIMIZER: Final = "optimizer"
-_INDEX: Final = "index.json"
 _STAGED: Final = "staged-"
-_OLD_INDEX: Final = "progress.json"
-_UNSEALED: Final = b', "format": 2}'
-"""The end of an index that older software wrote, and no flipped bit makes of a newer one's."""
 
 
 class CheckpointGoneError(StartupError):
@@ -81,21 +77,6 @@ class CheckpointCopy:
     """The ranks that have copies of the other shards."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointIndex:
-    """Content of index.json."""
-
-    origin: Origin
-    files: dict[str, str]
-    """Hex digest of each file, by its path within the checkpoint."""
-    progress: Progress
-    place: JournalPlace
-    format: int = FORMAT
-
-
-_AS_INDEX: Final = TypeAdapter(CheckpointIndex)
-
-
 class CheckpointStore:
     """The checkpoints of one run in one directory."""
 
@@ -123,8 +104,8 @@ class CheckpointStore:
         name = checkpoint_name(copy.progress.version)
         path, staged = self._directory / name, self._directory / f"{_STAGED}{name}"
         if path.exists():  # nothing but the progress has changed since
-            index = replace(_index_in(path), progress=copy.progress, place=copy.place)
-            durable.write(path / _INDEX, (content := _as_file(index)))
+            index = replace(index_in(path), progress=copy.progress, place=copy.place)
+            durable.write(path / INDEX, (content := as_file(index)))
             return len(content)
         shutil.rmtree(staged, ignore_errors=True)
         is_staged = False
@@ -144,7 +125,7 @@ class CheckpointStore:
     def places(self) -> list[JournalPlace]:
         """Return where the journal was at each checkpoint from which a restart could go on."""
         names = checkpoint_names(self._directory)[-KEPT_CHECKPOINTS:]
-        return [_index_in(self._directory / name).place for name in names]
+        return [index_in(self._directory / name).place for name in names]
 
     def restore(self, load: Callable[[Path], None]) -> tuple[Progress, JournalPlace]:
         """Return what the newest checkpoint says, and pass its verified files to ``load``.
@@ -158,7 +139,7 @@ class CheckpointStore:
         if not names:
             return Progress(version=0), JournalPlace()
         path = self._directory / names[-1]
-        index = _index_in(path)
+        index = index_in(path)
         if difference := self._origin.difference(index.origin):
             raise StartupError(
                 f"checkpoint {path} is of another run or model than this learner: {difference}",
@@ -168,7 +149,7 @@ class CheckpointStore:
         try:
             load(path)
         except (OSError, ValueError) as error:
-            raise _damaged(path, str(error)) from error
+            raise damaged(path, str(error)) from error
         return index.progress, index.place
 
     def _stage(self, staged: Path, copy: CheckpointCopy) -> None:
@@ -179,8 +160,8 @@ class CheckpointStore:
                 save_tensors(staged / name, tensors, group=group)
         files = {str(file.relative_to(staged)): digest_of(file) for file in staged.glob("*/*")}
         index = CheckpointIndex(self._origin, files, copy.progress, copy.place)
-        (staged / _INDEX).write_bytes(_as_file(index))
-        for path in (staged / _MASTERS, staged / _OPTIMIZER, staged / _INDEX, staged):
+        (staged / INDEX).write_bytes(as_file(index))
+        for path in (staged / _MASTERS, staged / _OPTIMIZER, staged / INDEX, staged):
             durable.sync(path)
 
     def _prune(self) -> None:
@@ -221,16 +202,6 @@ def begin_anew(policy: Policy, optimizer: torch.optim.Optimizer, masters: Path) 
                 moment.zero_()
 
 
-def newest_index(directory: Path) -> CheckpointIndex | None:
-    """Return what the newest checkpoint says of itself; None: there is none.
-
-    Raises:
-        StartupError: it is damaged.
-    """
-    names = checkpoint_names(directory) if directory.is_dir() else []
-    return _index_in(directory / names[-1]) if names else None
-
-
 @contextmanager
 def opened_masters(directory: Path, version: int, *, layout: Layout) -> Iterator[Path]:
     """Yield where the float32 masters of a version are, verified; the learner may remove them meanwhile.
@@ -241,7 +212,7 @@ def opened_masters(directory: Path, version: int, *, layout: Layout) -> Iterator
     """
     path = directory / checkpoint_name(version)
     try:
-        index = _index_in(path)
+        index = index_in(path)
         if index.origin.layout_digest != layout.digest.hex():
             raise StartupError(
                 f"checkpoint {path} is of another model than --model-dir",
@@ -257,17 +228,7 @@ def opened_masters(directory: Path, version: int, *, layout: Layout) -> Iterator
             ) from error
         if isinstance(error, StartupError):
             raise
-        raise _damaged(path, str(error)) from error
-
-
-def read_masters(directory: Path, version: int, policy: Policy) -> None:
-    """Load the float32 masters of a version into ``policy``.
-
-    Raises:
-        StartupError: as ``opened_masters``.
-    """
-    with opened_masters(directory, version, layout=policy.layout) as masters:
-        load_tensors(masters, {name: one.detach() for name, one in policy.tensors.items()})
+        raise damaged(path, str(error)) from error
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -300,68 +261,20 @@ def _empty_moments(policy: Policy, shapes: Mapping[str, torch.Size]) -> dict[str
     return moments
 
 
-def _as_file(index: CheckpointIndex) -> bytes:
-    return sealed(json.dumps(asdict(replace(index, format=FORMAT))))
-
-
-def _index_in(path: Path) -> CheckpointIndex:
-    if (path / _OLD_INDEX).exists():
-        raise StartupError(
-            f"checkpoint {path} was written at every step, as heterorl-node did before it had a journal",
-            fix="Begin a new run: `heterorl-node export` of the version that wrote it makes the base model.",
-        )
-    try:
-        data = (path / _INDEX).read_bytes()
-        document = unsealed(data, must_be_sealed=not data.endswith(_UNSEALED))
-        if document["format"] < FORMAT:
-            document["place"] = {"next_segment": document["place"]["next_segment"]}
-            if document["progress"]["step"] is not None:
-                document["progress"]["step"] = _of_older(document["progress"]["step"])
-        index = _AS_INDEX.validate_python(document)
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise _damaged(path, f"{_INDEX}: {error}") from error
-    if index.format not in (2, 3, FORMAT):
-        raise StartupError(
-            f"checkpoint {path} has format {index.format}, this version of heterorl-node reads {FORMAT}",
-            fix="Run the version that wrote it, or begin a new run with what it exports.",
-        )
-    if index.progress.version != int(path.name):
-        raise _damaged(path, f"{_INDEX} says it is version {index.progress.version}")
-    return index
-
-
-def _of_older(line: dict[str, Any]) -> dict[str, Any]:
-    """Return the newest step or rollback of formats 2 and 3 as today's, whose numbers are in one place."""
-    known = {**line["report"], **(line["figures"] or {}), **line}
-    if known.get("restored_version") is not None:
-        return {one.name: known[one.name] for one in fields(RollbackLine)}
-    known["batch"] = {one.name: known[one.name] for one in fields(BatchFigures)}
-    known["numbers"] = {one.name: known[one.name] for one in fields(StepNumbers)}
-    return {one.name: known[one.name] for one in fields(StepLine) if one.name in known}
-
-
 def _verify(path: Path, index: CheckpointIndex, parts: Sequence[str]) -> None:
     """Compare the files of some parts of a checkpoint with what it says of itself."""
     stated = {name: digest for name, digest in index.files.items() if name.partition("/")[0] in parts}
     there = {str(file.relative_to(path)) for part in parts for file in (path / part).glob("*")}
     for name in sorted(stated.keys() ^ there):
-        raise _damaged(path, f"{name} is {'missing' if name in stated else 'not one of its files'}")
+        raise damaged(path, f"{name} is {'missing' if name in stated else 'not one of its files'}")
     for name, digest in stated.items():
         try:
             found = _blake3(path / name)
         except OSError as error:
-            raise _damaged(path, str(error)) from error
+            raise damaged(path, str(error)) from error
         if found != digest:
-            raise _damaged(path, f"{name} does not have its digest: it was cut short or changed")
+            raise damaged(path, f"{name} does not have its digest: it was cut short or changed")
 
 
 def _blake3(path: Path) -> str:
     return blake3.blake3().update_mmap(path).hexdigest()
-
-
-def _damaged(path: Path, what: str) -> StartupError:
-    return StartupError(
-        f"checkpoint {path} is damaged: {what}",
-        fix="Remove the directory: the learner then goes on from the checkpoint before it, or from the base "
-        "model, and takes the steps in the journal again. Or restore the directory from a copy.",
-    )

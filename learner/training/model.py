@@ -22,8 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from learner.config import Rematerialise
 from learner.training.micro_batches import MicroBatch
-from learner.training.scorer import Scorer
-from learner.training.token_logprob import token_logprob
+from learner.training.scorer import Scorer, TokenScorer
 from learner.training.work_shares import ONE_RANK, Ranks
 from node.errors import StartupError
 from node.kinds.registry import kind_of, kind_of_class
@@ -54,63 +53,6 @@ class Passes(Protocol):
     def differentiate(self, parts: Sequence[MicroBatch], weigh: Weigh) -> None:
         """Pass each micro-batch's logprobs to ``weigh``, and add the gradient to the parameters'."""
         ...
-
-
-class TokenScorer(Scorer):
-    """A causal language model whose one forward pass goes from token ids to logprobs of tokens.
-
-    Base model and head are used inside this forward alone, so that hooks on it see every parameter.
-    """
-
-    def __init__(
-        self, model: PreTrainedModel, *, compute_dtype: torch.dtype | None, tried: PreTrainedModel | None
-    ) -> None:
-        """Wrap ``model``, which stays in evaluation mode.
-
-        Args:
-            tried: of the same family, where ``model`` has no values yet; None: it has.
-        """
-        super().__init__(model, compute_dtype=compute_dtype)
-        self.has_plain_head = has_plain_head(model if tried is None else tried)
-
-    def forward(self, inputs: Tensor, positions: Tensor, target_ids: Tensor, temperature: Tensor) -> Tensor:
-        """Return log p(target | everything before it) under softmax(logits / temperature).
-
-        Args:
-            inputs: [rows, length], token ids, padded on the right: causal attention never looks there. Or
-                [rows, length, width], hidden states of the stage before.
-            positions: [targets], int64, of the flattened ``input_ids``: of the tokens before the targets.
-            target_ids: [targets], those tokens.
-            temperature: [targets], > 0, as the completions were sampled with.
-
-        Returns:
-            [targets], nats; carries the gradient. Without a head: hidden states for the next stage.
-        """
-        is_narrow = self.compute_dtype is not None
-        given = {"inputs_embeds" if inputs.is_floating_point() else "input_ids": inputs}
-        with torch.autocast(inputs.device.type, dtype=self.compute_dtype, enabled=is_narrow):
-            if self.has_head and not self.has_plain_head:
-                logits = self.model(**given, use_cache=False).logits
-                logits = logits.flatten(0, 1).index_select(0, positions)
-                logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature[:, None]
-                chosen: Tensor = logits.gather(-1, target_ids[:, None]).squeeze(-1)
-                return chosen - torch.logsumexp(logits, dim=-1)
-            hidden: Tensor = self.model.base_model(**given, use_cache=False).last_hidden_state
-        if not self.has_head:
-            return hidden.to(self.master_dtype).contiguous()
-        head = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        weight, bias = head.weight, head.bias
-        if self.vocabulary is not None:
-            weight, bias = weight.to_local(), None if bias is None else bias.to_local()
-        return token_logprob(
-            hidden.flatten(0, 1).index_select(0, positions),
-            weight,
-            bias,
-            target_ids=target_ids,
-            temperature=temperature,
-            compute_dtype=self.compute_dtype,
-            vocabulary=self.vocabulary,
-        )
 
 
 class ScoringModel:
@@ -188,13 +130,7 @@ class ScoringModel:
             (loss / rows if weight is None else weight * loss / rows).backward()  # type: ignore[no-untyped-call]
 
     def _logprobs_of(self, part: MicroBatch) -> Tensor:
-        return self.token_logprobs(part.input_ids, part.positions, part.target_ids, part.temperature)
-
-    def token_logprobs(
-        self, input_ids: Tensor, positions: Tensor, target_ids: Tensor, temperature: Tensor
-    ) -> Tensor:
-        """Return what ``TokenScorer.forward`` returns."""
-        logprobs: Tensor = self.scorer(input_ids, positions, target_ids, temperature)
+        logprobs: Tensor = self.scorer(part.input_ids, part.positions, part.target_ids, part.temperature)
         return logprobs
 
 
@@ -352,22 +288,6 @@ def model_errors_explained(model_dir: Path, *, device: str) -> Iterator[None]:
             f"model_dir {model_dir} could not be loaded on {device}: {error}",
             fix="learner.model_dir needs config.json and model.safetensors, as transformers saves them",
         ) from error
-
-
-def has_plain_head(model: PreTrainedModel) -> bool:
-    """Return whether logits are the output embeddings times the last hidden state, and nothing else.
-
-    Tried on four tokens: some families scale or cap their logits after the head. For those the model makes
-    the logits, all at once.
-    """
-    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    if not isinstance(head, torch.nn.Linear):
-        return False
-    probe = torch.arange(4, device=head.weight.device)[None] % head.weight.shape[0]
-    with torch.no_grad():
-        logits = model(input_ids=probe, use_cache=False).logits
-        hidden = getattr(model.base_model(input_ids=probe, use_cache=False), "last_hidden_state", None)
-        return hidden is not None and torch.allclose(head(hidden), logits, rtol=1e-4, atol=1e-4)
 
 
 def _rematerialise_layers(model: PreTrainedModel, what: Rematerialise) -> None:

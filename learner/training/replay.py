@@ -1,26 +1,31 @@
-"""Steps taken again from the journal, each with its own settings and random state."""
+"""Steps taken again from the journal, each with its own settings and random state.
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+checkpoint c --entries c+1..h--> version h, whose words are compared with the published ones
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from learner.config import LearnerConfig
 from learner.journal.progress import Progress, StepEntry
-from learner.journal.restart import JournalRecord
-from learner.objective.entropy_switch import EntropySwitch
+from learner.journal.restart import JournalRecord, RestartPlan
+from learner.journal.step_journal import groups_of
 from learner.step_settings import StepSettings
-from learner.training.instructions import StepInputs
+from learner.training.master_words import root_of
+from learner.training.model import Policy
 from learner.training.random_state import RandomState
+from learner.training.step_inputs import next_step
 from learner.training.step_loss import StepLoss
 from learner.training.trainer import Trainer
 from node.errors import StartupError
-from node.rollout import EncodedGroup, RolloutGroup
+from node.policy import PolicyVersion
+from node.rollout import EncodedGroup
 from node.wire.rollouts import group_from_wire
 
 _OF_PROCESS: Final = ("device", "compute_dtype", "rematerialise", "threads")
@@ -32,40 +37,6 @@ def settings_of(config: LearnerConfig) -> dict[str, object]:
     code = {"torch": str(torch.__version__), "heterorl-node": version("heterorl-node")}
     of_process = {key: getattr(config, key) for key in _OF_PROCESS}
     return StepSettings.of(config).model_dump() | of_process | code
-
-
-def next_step(
-    groups: Sequence[RolloutGroup],
-    expected_kl_nats: Sequence[dict[int, float]],
-    settings: StepSettings,
-    progress: Progress,
-) -> StepInputs:
-    """Return the step to take from where ``progress`` is, without SFPO's fast steps once they are over.
-
-    Args:
-        expected_kl_nats: divergence expected of the tokens of each group, by the version that drew them.
-    """
-    fast_steps = settings.fast_steps * switch_before(progress, settings).is_on
-    return StepInputs(
-        groups,
-        version=progress.version,
-        settings=settings.model_copy(update={"fast_steps": fast_steps}),
-        expected_kl_nats=[
-            np.array([nats[version] for version in versions_of_tokens(group).tolist()])
-            for group, nats in zip(groups, expected_kl_nats, strict=True)
-        ],
-    )
-
-
-def switch_before(progress: Progress, settings: StepSettings) -> EntropySwitch:
-    """Return SFPO's switch as a step with these settings finds it."""
-    return replace(progress.entropy_switch, threshold=settings.fast_steps_until_deviations)
-
-
-def versions_of_tokens(group: RolloutGroup) -> NDArray[np.int64]:
-    """Return the version that drew each drawn token of a group."""
-    versions = [completion.of_drawn(completion.policy_version) for completion in group.completions]
-    return np.concatenate(versions).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +76,76 @@ class ReplaySettings:
             of_now = {"objective": now.objective, "objective_options": now.objective_options}
             step = step.model_copy(update=of_now)
         return cls(step, tuple(changed))
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """How the learner got to the version at which it stopped."""
+
+    checkpoint_version: int
+    version: int
+    took_s: float
+    is_exact: bool | None
+    """Whether the published words came out again; None: none were published since the checkpoint."""
+    published_version: int | None
+    """The version whose words were compared."""
+    changed: tuple[str, ...]
+    """Settings that differ from those of the steps that were taken again, in words."""
+
+    @property
+    def replayed_steps(self) -> int:
+        """Steps that were taken again."""
+        return self.version - self.checkpoint_version
+
+    @property
+    def outcome(self) -> str:
+        """In a word: exact, inexact or unpublished."""
+        return {None: "unpublished", True: "exact", False: "inexact"}[self.is_exact]
+
+
+def replay(
+    trainer: Trainer,
+    plan: RestartPlan,
+    directory: Path,
+    *,
+    progress: Progress,
+    now: LearnerConfig,
+    monotonic: Callable[[], float],
+) -> tuple[Progress, Restart]:
+    """Take the steps since the checkpoint again; return the progress after them, and how that went.
+
+    Args:
+        directory: the learner's state, whose journal has the groups.
+        progress: the checkpoint's.
+    Raises:
+        StartupError: as ``take_again``, or the groups of a step cannot be read.
+    """
+    started_s, start = monotonic(), progress.version
+    is_exact = _is_published(trainer.policy, progress, plan.compare)
+    changed: dict[str, None] = {}
+    for record in plan.records:
+        is_step = isinstance(record.entry, StepEntry)
+        if is_step:
+            again = take_again(trainer, record, groups_of(directory, record), progress=progress, now=now)
+            changed |= dict.fromkeys(again)
+        progress = progress.after(record.entry, window=now.stop_window_versions)
+        if is_step and is_exact is None:
+            is_exact = _is_published(trainer.policy, progress, plan.compare)
+    return progress, Restart(
+        start,
+        progress.version,
+        took_s=monotonic() - started_s,
+        is_exact=is_exact,
+        published_version=None if plan.compare is None else plan.compare.number,
+        changed=tuple(changed),
+    )
+
+
+def _is_published(policy: Policy, progress: Progress, version: PolicyVersion | None) -> bool | None:
+    """Whether the masters are the words of a published version; None: they are of another number."""
+    if version is None or version.number != progress.version:
+        return None
+    return root_of(policy.master_words) == version.root
 
 
 def take_again(

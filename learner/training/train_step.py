@@ -160,7 +160,7 @@ def _take_step(
 
 @torch.no_grad()
 def _clip(policy: Policy, *, to: float, norm: Tensor) -> None:
-    """Scale the gradient down, in place, as torch's ``clip_grads_with_norm_`` does, on this rank's part."""
+    """Scale the gradient down, in place, as torch's clip_grads_with_norm_ does, on this rank's part."""
     parts = [policy.ranks.local(p.grad) for p in policy.parameters.values() if p.grad is not None]
     torch._foreach_mul_(parts, torch.clamp(to / (norm + 1e-6), max=1.0).to(parts[0].device))
 

@@ -17,11 +17,11 @@ import torch
 from learner.config import LearnerConfig
 from learner.step_settings import StepSettings
 from learner.training.checkpoint import ShardCopy, begin_anew, load_into
-from learner.training.instructions import Instruction, StepInputs
 from learner.training.model import Policy, ScoringModel, load_policy, load_reference
 from learner.training.optimizer import adopt_settings, make_optimizer
+from learner.training.step_inputs import StepInputs
 from learner.training.train_step import StepOutcome, train_step
-from learner.training.work_shares import Ranks
+from learner.training.work_shares import Instruction, Ranks
 
 
 def load_models(config: LearnerConfig, *, device: str, ranks: Ranks) -> tuple[Policy, ScoringModel | None]:

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,20 +18,20 @@ from numpy.typing import NDArray
 from learner.config import LearnerConfig
 from learner.intake.divergence_panel import Observed
 from learner.intake.trained_slots import TrainedSlots
-from learner.journal.checkpoint_names import CHECKPOINTS
+from learner.journal.checkpoint_index import CHECKPOINTS
 from learner.journal.progress import BestVersion, Entry, NewsEntry, Progress, StepEntry
 from learner.journal.records import Origin
-from learner.journal.restart import CheckpointRules, Due, JournalPlace, RestartPlan
-from learner.journal.step_journal import StepJournal, groups_of, read_journal
+from learner.journal.restart import CheckpointRules, Due
+from learner.journal.step_journal import StepJournal, read_journal
 from learner.operator_orders import RollbackOrder
 from learner.step_log import RollbackLine, StepLine, TrainedGroup
 from learner.step_settings import StepSettings
-from learner.training.checkpoint import CheckpointCopy, CheckpointStore, newest_index
+from learner.training.checkpoint import CheckpointCopy, CheckpointStore
 from learner.training.master_access import MasterAccess
-from learner.training.master_words import root_of
 from learner.training.model import Policy, ScoringModel
 from learner.training.random_state import RandomState
-from learner.training.replay import next_step, settings_of, switch_before, take_again, versions_of_tokens
+from learner.training.replay import replay, settings_of
+from learner.training.step_inputs import next_step, switch_before, token_ages, versions_of_tokens
 from learner.training.step_loss import StepLoss
 from learner.training.train_step import StepOutcome
 from learner.training.trainer import Trainer
@@ -51,21 +50,6 @@ ExpectedDivergence = Callable[[str, NDArray[np.int64]], NDArray[np.float64]]
 
 Evaluations = Callable[[], EvaluationNotice]
 """Called in any thread."""
-
-
-def progress_in(state: Path) -> Progress:
-    """Return the progress of a learner, which may be running, from its state directory.
-
-    Raises:
-        StartupError: checkpoint or journal are damaged.
-        OSError: a file was removed meanwhile: try again.
-    """
-    index = newest_index(state / CHECKPOINTS)
-    progress, place = (Progress(0), JournalPlace()) if index is None else (index.progress, index.place)
-    origin = None if index is None else index.origin
-    for record in read_journal(state, progress, place, origin=origin, published=None).records:
-        progress = progress.after(record.entry, window=1)
-    return progress
 
 
 class TrainingError(HeteroRLError):
@@ -88,31 +72,6 @@ class StepTaken:
     def record(self) -> StepRecord | None:
         """None: the batch taught nothing, so no step was taken, and the version stays."""
         return self.entry.record if isinstance(self.entry, StepEntry) else None
-
-
-@dataclass(frozen=True, slots=True)
-class Restart:
-    """How the learner got to the version at which it stopped."""
-
-    checkpoint_version: int
-    version: int
-    took_s: float
-    is_exact: bool | None
-    """Whether the published words came out again; None: none were published since the checkpoint."""
-    published_version: int | None
-    """The version whose words were compared."""
-    changed: tuple[str, ...]
-    """Settings that differ from those of the steps that were taken again, in words."""
-
-    @property
-    def replayed_steps(self) -> int:
-        """Steps that were taken again."""
-        return self.version - self.checkpoint_version
-
-    @property
-    def outcome(self) -> str:
-        """In a word: exact, inexact or unpublished."""
-        return {None: "unpublished", True: "exact", False: "inexact"}[self.is_exact]
 
 
 class TrainingState:
@@ -162,7 +121,9 @@ class TrainingState:
         self.master_access = MasterAccess(version=self.version, monotonic=clock.monotonic)
         """Closed to readers from the optimizer's step until ``hold`` names the version."""
         plan = read_journal(directory, self.progress, place, origin=origin, published=published())
-        self.restart = self._replay(plan, directory)
+        self.progress, self.restart = replay(
+            self.trainer, plan, directory, progress=self.progress, now=config, monotonic=clock.monotonic
+        )
         self._journal = StepJournal(directory, origin=origin, place=plan.end, since=place)
         self._best = self.progress.best
         """As known now; the next entry has it."""
@@ -187,9 +148,9 @@ class TrainingState:
         limit, goal = self.config.max_versions, self.config.stop_at_reward
         if 0 < limit <= self.version:
             return f"done: version {self.version} of {limit}"
-        reward = self._window_mean(self.progress.recent_rewards)
+        window = self.config.stop_window_versions
+        reward = self.progress.window_mean(window=window)
         if goal is not None and reward is not None and reward >= goal:
-            window = self.config.stop_window_versions
             return f"done: mean reward {reward:.4g} over {window} batches, the goal is {goal:g}"
         return ""
 
@@ -317,7 +278,7 @@ class TrainingState:
         """
         # A rollback's checkpoint says where the journal goes on: nothing may come between.
         if not self._is_rolling_back and self.has_news_of_best(evaluated):
-            self._best = self._evaluated_best(evaluated)
+            self._best = self.progress.best_told(evaluated)
             self._write(NewsEntry(None, self._best))
 
     def checkpoint_due(self) -> Due:
@@ -376,32 +337,6 @@ class TrainingState:
             self._journal.append(entry, random_state=random_state, groups=groups)
         self.progress = progress
 
-    def _replay(self, plan: RestartPlan, directory: Path) -> Restart:
-        started_s, start, is_exact = self._clock.monotonic(), self.version, self._is_published(plan.compare)
-        changed: dict[str, None] = {}
-        for record in plan.records:
-            if isinstance(record.entry, StepEntry):
-                groups = groups_of(directory, record)
-                again = take_again(self.trainer, record, groups, progress=self.progress, now=self.config)
-                changed |= dict.fromkeys(again)
-            self.progress = self.progress.after(record.entry, window=self.config.stop_window_versions)
-            if isinstance(record.entry, StepEntry) and is_exact is None:
-                is_exact = self._is_published(plan.compare)
-        return Restart(
-            start,
-            self.version,
-            took_s=self._clock.monotonic() - started_s,
-            is_exact=is_exact,
-            published_version=None if plan.compare is None else plan.compare.number,
-            changed=tuple(changed),
-        )
-
-    def _is_published(self, version: PolicyVersion | None) -> bool | None:
-        """Whether the masters are the words of a published version; None: they are of another number."""
-        if version is None or version.number != self.version:
-            return None
-        return root_of(self.policy.master_words) == version.root
-
     def _expected(self, one: RolloutGroup, expected_divergence: ExpectedDivergence) -> dict[int, float]:
         """Return the divergence expected of a group's tokens, by the version that drew them."""
         versions = np.unique(versions_of_tokens(one))
@@ -410,25 +345,18 @@ class TrainingState:
 
     def has_news_of_best(self, evaluated: EvaluationNotice) -> bool:
         """Whether evaluations say that another version is the best than is written down."""
-        return evaluated.is_evaluated and self.progress.best != self._evaluated_best(evaluated)
+        return evaluated.is_evaluated and self.progress.best != self.progress.best_told(evaluated)
 
     def _best_of(self, reward_mean: float, evaluated: EvaluationNotice) -> BestVersion | None:
         """Return the best version once a batch had this reward."""
         if evaluated.is_evaluated:
-            return self._evaluated_best(evaluated)
-        known, mean = self.progress.best, self._window_mean((*self.progress.recent_rewards, reward_mean))
-        if mean is None or (known is not None and not known.is_beaten_by(mean)):
-            return known
+            return self.progress.best_told(evaluated)
         published = self._published()
-        return BestVersion(0 if published is None else published.number, mean)
-
-    def _evaluated_best(self, evaluated: EvaluationNotice) -> BestVersion | None:
-        """Return the best version that was told; where none has a score, the one that is known."""
-        return self.progress.best if evaluated.best is None else BestVersion(evaluated.best)
-
-    def _window_mean(self, rewards: tuple[float, ...]) -> float | None:
-        window = rewards[-self.config.stop_window_versions :]
-        return fmean(window) if len(window) == self.config.stop_window_versions else None
+        return self.progress.best_after(
+            reward_mean,
+            window=self.config.stop_window_versions,
+            published=0 if published is None else published.number,
+        )
 
     def _before_writing(self) -> None:
         self._masters_wait_s += self.master_access.begin_writing()
@@ -448,16 +376,3 @@ class TrainingState:
                 self.progress.changed_by(self._recorded_settings) if outcome.is_applied else {}
             ),
         )
-
-
-def token_ages(group: RolloutGroup, *, version: int) -> tuple[tuple[int, float], ...]:
-    """Return each staleness that drawn tokens of a group have at ``version``, and their share.
-
-    A completion that was sampled while versions were swapped has tokens of several.
-    """
-    drawn_from = versions_of_tokens(group)
-    numbers, tokens = np.unique(drawn_from, return_counts=True)
-    return tuple(
-        (version - number, count / drawn_from.size)
-        for number, count in zip(numbers.tolist(), tokens.tolist(), strict=True)
-    )

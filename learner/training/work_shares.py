@@ -5,17 +5,19 @@ gradients and moments, and evaluates the loss over the whole batch: a few floats
 rank has everything, and nothing to exchange; ``learner.ranks`` has the other implementation.
 """
 
+import itertools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
-from learner.training.instructions import Instruction
 from learner.training.master_words import MasterWords, PolicyWords
 from learner.training.micro_batches import micro_batches
 from node.weights.format.layout import Layout
@@ -25,6 +27,29 @@ if TYPE_CHECKING:
 
     from learner.training.model import Passes
     from learner.training.scorer import Scorer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Instruction:
+    """Something that the first rank has the others do, and what it takes; nothing is pickled."""
+
+    name: str
+    values: Mapping[str, Any]
+    blobs: Sequence[bytes] = ()
+
+    def to_bytes(self) -> bytes:
+        """Return it encoded."""
+        told = {"name": self.name, "values": self.values, "blobs": [len(blob) for blob in self.blobs]}
+        header = json.dumps(told).encode()
+        return b"".join([len(header).to_bytes(8, "little"), header, *self.blobs])
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Return what ``to_bytes`` encoded."""
+        start = 8 + int.from_bytes(data[:8], "little")
+        told = json.loads(data[8:start])
+        ends = itertools.accumulate(told["blobs"], initial=start)
+        return cls(told["name"], told["values"], [data[a:b] for a, b in itertools.pairwise(ends)])
 
 
 class Ranks(Protocol):

@@ -20,9 +20,9 @@ from node.coordinator.work import upkeep
 from node.coordinator.work.accounts import Accounts
 from node.errors import RefusedError
 from node.operator_order import DRAIN
+from node.process.memory import GIVE_BACK_EVERY_S, give_back
 from node.process.service import Service
 from node.rpc.server import RpcServer
-from node.spare_memory import GIVE_BACK_EVERY_S, give_back
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.bucket_mirror import BucketMirror
 

@@ -1,8 +1,8 @@
 """Graders by name, imported only when chosen.
 
 ``exact``                    a module or a folder of ``sampler.graders``: it is known because it is there
-``acme``                     of another package that is installed here, whose entry point ``acme`` of the
-                             group ``heterorl.graders`` is ``package.module:GRADER``
+any other name               an entry point of the group ``heterorl.graders``, of another package that is
+                             installed here; it is ``package.module:GRADER``
 ``package.module:function``  a function ``(row, completion) -> reward``
 
 A module of ``sampler.graders`` and an entry point lead to the same thing, a subclass of ``AnswerGrader``

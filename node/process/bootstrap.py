@@ -30,8 +30,7 @@ from node.process.memory import collect_seldom, keep_freed_memory
 from node.process.process_end import PROCESS_END
 from node.process.role_context import RoleContext, load_build
 from node.process.service import Service
-from node.process.status_line import status_line
-from node.process.systemd import Systemd
+from node.process.systemd import Systemd, status_line
 from node.process.telemetry_http import TelemetryServer
 from node.run import Role
 from node.telemetry.disk_watch import DiskWatch

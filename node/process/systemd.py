@@ -8,10 +8,13 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Self
 
+from prometheus_client import CollectorRegistry
+
 from node.process.daemon import Phase
+from node.run import Role
 from node.waits import wait_at_most
 
 logger = logging.getLogger(__name__)
@@ -24,6 +27,14 @@ _MESSAGES: Final = {
     Phase.SERVING: "READY=1\nSTATUS=serving",
     Phase.DRAINING: "STOPPING=1",
 }
+
+VERSIONS: Final = {
+    Role.COORDINATOR: "heterorl_coordinator_head_version",
+    Role.RELAY: "heterorl_relay_head_version",
+    Role.LEARNER: "heterorl_learner_version",
+    Role.SAMPLER: "heterorl_sampler_held_version",
+}
+"""Gauge of the version that a role has."""
 
 
 class Systemd:
@@ -85,3 +96,17 @@ class Systemd:
                 connection.sendto(message.encode(), address)
         except OSError as error:
             logger.warning("systemd cannot be notified", extra={"notification": message, "error": str(error)})
+
+
+def status_line(registry: CollectorRegistry, roles: Sequence[Role], *, waits_for: str) -> str:
+    """Return each role with its version, and what the process waits for."""
+    having = ", ".join(_role(registry, role) for role in roles)
+    return f"{having}; waits for {waits_for}" if waits_for else having
+
+
+def _role(registry: CollectorRegistry, role: Role) -> str:
+    # The registry's other metrics are not asked: a coordinator has the fleet's.
+    found = registry.restricted_registry([gauge] if (gauge := VERSIONS.get(role)) else []).collect()
+    values = [sample.value for metric in found for sample in metric.samples]
+    known = [value for value in values if math.isfinite(value) and value >= 0]
+    return f"{role} at version {known[0]:.0f}" if known else str(role)

@@ -14,12 +14,8 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Final
 
+from node.questions.quantity import Quantity, Value, fraction_of, scaled
 from node.questions.units import SCALES, unit_of
-
-Value = Decimal | Fraction
-
-_LONGEST_DIVIDED: Final = 400
-"""Digits of a number that is divided; longer ones are only compared."""
 
 _NUMBER: Final = (
     r"(?:(?<![\d.,])(?<!\d[ '_])\d{1,3}(?:(?: \d{3})++|(?:'\d{3})++|(?:_\d{3})++)(?!\d)(?:\.\d++)?"
@@ -100,22 +96,6 @@ _FRACTION: Final = re.compile(
 _POWER: Final = re.compile(rf"(?P<sign>[+-]?)(?:(?P<number>{_NUMBER})\*)?10\^(?P<exponent>[+-]?\d{{1,4}})")
 
 
-@dataclass(frozen=True, slots=True)
-class Quantity:
-    """A number of a text, or something that is made of numbers."""
-
-    value: Value | None
-    """None: something else than a number."""
-    is_plain: bool = False
-    """Whether it is written as one number, perhaps with a currency, a unit or a power of ten."""
-    unit: str = ""
-    """Its unit in one spelling; empty: none that is known."""
-    is_aside: bool = False
-    """Whether it stands in brackets among words, as in (see step 3)."""
-    is_result: bool = False
-    """Whether it follows an equals sign."""
-
-
 def normal_characters(text: str) -> str:
     """Return ``text`` in NFC, with ASCII's digits, minus, and forms of full width."""
     text = unicodedata.normalize("NFC", text)
@@ -153,46 +133,6 @@ def first_number(text: str) -> Quantity | None:
     while at + 1 < len(found) and found[at + 1].is_result:
         at += 1
     return found[at] if found and found[at].value is not None else None
-
-
-def are_equal(given: Quantity, right: Quantity) -> bool:
-    """Whether both are the same number, and of the same unit where both have a known one.
-
-    A percentage equals its share of one, and its number without the sign, as where percent are asked for.
-    """
-    if given.value is None or right.value is None:
-        return False
-    if given.unit and right.unit and given.unit != right.unit:
-        return False
-    if _are_same(given.value, right.value):
-        return True
-    return given.unit != right.unit and _are_same(_share(given), _share(right))
-
-
-def _share(quantity: Quantity) -> Value:
-    assert quantity.value is not None
-    if quantity.unit != "%":
-        return quantity.value
-    return quantity.value / 100 if isinstance(quantity.value, Fraction) else _scaled(quantity.value, -2)
-
-
-def _are_same(one: Value, other: Value) -> bool:
-    if isinstance(one, Decimal) and isinstance(other, Decimal):
-        return one == other
-    fractions = _fraction(one), _fraction(other)
-    return None not in fractions and fractions[0] == fractions[1]
-
-
-def _fraction(value: Value) -> Fraction | None:
-    if isinstance(value, Fraction):
-        return value
-    is_short = max(len(value.as_tuple().digits), abs(value.adjusted())) <= _LONGEST_DIVIDED
-    return Fraction(value) if is_short else None
-
-
-def _scaled(value: Decimal, exponent: int) -> Decimal:
-    sign, digits, power = value.as_tuple()
-    return Decimal((sign, digits, int(power) + exponent))  # not rounded, as scaleb does
 
 
 def _plain_character(character: str) -> str:
@@ -361,7 +301,7 @@ class _Reader:
         is_aside = self._depth > 0
         value, unit = (None, "") if self._spoilt or follows in _MONTHS else _value(piece, follows)
         if value is not None and self._exponent:
-            value = None if isinstance(value, Fraction) else _scaled(value, self._exponent)
+            value = None if isinstance(value, Fraction) else scaled(value, self._exponent)
         is_plain = isinstance(value, Decimal)
         found = Quantity(value, is_plain, self._unit or unit, is_aside, follows == "=")
         if follows == "not":
@@ -416,7 +356,7 @@ def _value(piece: str, follows: str) -> tuple[Value | None, str]:
         return (None if len(signs) > 1 else _decimal(match["number"], signs)), unit
     if match := _POWER.fullmatch(piece):
         mantissa = _decimal(match["number"] or "1", match["sign"])
-        return (None if mantissa is None else _scaled(mantissa, int(match["exponent"]))), ""
+        return (None if mantissa is None else scaled(mantissa, int(match["exponent"]))), ""
     if match := _FRACTION.fullmatch(piece):
         return _divided(match), "%" if piece.endswith("%") else ""
     return None, ""
@@ -437,7 +377,7 @@ def _decimal(text: str, sign: str) -> Decimal | None:
 
 def _divided(match: re.Match[str]) -> Fraction | None:
     parts = [_decimal(match[name] or "0", "") for name in ("whole", "above", "below")]
-    whole, above, below = (None if part is None else _fraction(part) for part in parts)
+    whole, above, below = (None if part is None else fraction_of(part) for part in parts)
     if whole is None or above is None or not below:
         return None
     value = whole + above / below

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from node.questions.data_row import RowError, found_in
 from node.questions.json_values import has_whole_characters, kind_of_value, value_in_text, without_nulls
 from node.questions.messages import MessagesError, holds_messages, messages_in_text, messages_of
-from node.questions.row_error import RowError, found_in
 from node.task_options import QuestionOptions
 
 Message = dict[str, Any]

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
+from node.questions.data_row import RowError, found_in
 from node.questions.marked_text import marked_answers
-from node.questions.number_text import Quantity, one_number
-from node.questions.row_error import RowError, found_in
+from node.questions.number_text import one_number
+from node.questions.quantity import Quantity
 
 
 def answer_texts(row: Mapping[str, Any], name: str) -> tuple[str, ...]:

@@ -5,8 +5,7 @@
                                                              status, text, reason, counter
 
 A servicer raises RefusedError to refuse. Anything else it raises is our fault: it is logged with an id, and
-the caller is sent that id only. TLS checks a certificate once per connection; the interceptor checks expiry
-and revocation once per rpc and, for streams, whenever ``recheck`` is called.
+the caller is sent that id only. Who may call, how often and until when is decided in ``live_rpcs``.
 """
 
 import asyncio
@@ -14,36 +13,27 @@ import contextlib
 import inspect
 import logging
 import secrets
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeAlias
 
 import grpc
 import grpc.aio
 
-from node.clock import Clock, moment
-from node.errors import CountRefusal, Reason, Recovery, RefusedError
-from node.identity.own_identity import RenewedCertificates
+from node.errors import Reason, Recovery, RefusedError
 from node.identity.peer import Peer
-from node.identity.revocation import RevocationList
-from node.limits import ROLLOUT_MESSAGE_BYTES
 from node.rpc.address import ENROLMENT_PORT, MEMBERS_PORT
 from node.rpc.auth import (
     GONE,
     RULES,
     Context,
     Rule,
-    certificate_of,
-    check_role,
-    not_after_of,
     peer_of,
     service_of,
 )
 from node.rpc.call_rates import CallRates, Rate
 from node.rpc.channel import HUB_CLOCK_KEY, REASON_KEY
-from node.rpc.connection_guard import Owners
+from node.rpc.live_rpcs import Admission, LiveRpc, LiveRpcs, RpcLimits
 from node.rpc.messages import bounded_parser, first_message_s, only_request, requests, within
 
 # Quoted: generic in the type stubs only.
@@ -59,144 +49,19 @@ _WARNINGS: Final = Rate(per_s=1 / 60, burst=1)
 """How often the log warns of one peer, or of all strangers together."""
 
 
-@dataclass(frozen=True, slots=True)
-class RpcLimits:
-    """Bounds on the rpcs of one caller."""
-
-    rpcs_per_peer: int = 64
-    """At once. Twice what a sampler needs that fetches over eight connections."""
-    first_message_s: float = float("inf")
-    """Longest a caller may take to send its first message; ``messages.first_message_s`` holds as well."""
-    unary_s: float = 120.0
-    """Longest a unary rpc may take once it has its request, whatever its caller's deadline."""
-    stall_s: float = 60.0
-    """Longest a finite stream may wait for its next message, in either direction."""
-    submission_bytes: int = ROLLOUT_MESSAGE_BYTES
-    """Largest SubmitRollouts request: of a run's largest group, where the hub knows it when it starts."""
-    refusal_s: float = 2.0
-    """Longest a refusal may take to be sent: to a caller that has stopped reading it never is."""
-    impatient_s: float = 1.0
-    """Time that a call over its peer's rate or number waits for its refusal: a peer that tries again at once
-    would cost as much as one that is served."""
-    held_back: int = 1024
-    """Calls of all peers that wait so, at 20 KB each; further ones are refused at once."""
-
-
-@dataclass(slots=True, eq=False)
-class LiveRpc:
-    """An rpc that was admitted and has not ended."""
-
-    method: str
-    rule: Rule
-    peer: Peer | None
-    """None where the rpc asks for no certificate."""
-    certificate_pem: bytes
-    """The one that the connection was made with; empty where TLS is off or none is asked for."""
-    not_after_s: float
-    """When that expires, Unix seconds."""
-    task: asyncio.Task[None]
-    ended_by: RefusedError | None = None
-    """Why the server ended it; None while it has not."""
-    is_writing: bool = False
-    """Whether a message to its caller is on its way."""
-
-    @property
-    def account(self) -> tuple[str, str]:
-        """The account that pays for it: its caller, or all strangers, and its method."""
-        return "" if self.peer is None else self.peer.node_id, self.method
-
-    def end(self, refusal: RefusedError, *, patience_s: float) -> None:
-        """End it with a refusal.
-
-        A message that is being sent gets a little time: gRPC fails to send a status meanwhile, and the caller
-        would wait for its own deadline.
-        """
-        self.ended_by = refusal
-        if self.is_writing:
-            self.task.get_loop().call_later(patience_s, self._cut)
-        else:
-            self.task.cancel()
-
-    def end_stalled(self, limit_s: float) -> None:
-        """End it, whose caller takes no message for so long."""
-        if self.ended_by is None:
-            what = f"reading the answer took more than {limit_s:g} s"
-            self.ended_by = RefusedError(Reason.BUSY, what, fix="try again")
-            self.task.cancel()
-
-    def _cut(self) -> None:
-        if self.is_writing:
-            self.task.cancel()
-
-
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """Run, revocations, clock and counter by which the ports of a hub admit rpcs."""
-
-    run_id: str
-    revocations: RevocationList
-    clock: Clock
-    count_refusal: CountRefusal
-    standby: Callable[[], RefusedError] | None = None
-    """Returns the refusal of every call, at a hub that serves nothing yet; None: it serves."""
-    renewed: RenewedCertificates = field(default_factory=RenewedCertificates)
-    """Callers' certificates that were made anew since they connected."""
-
-
 class RpcInterceptor(grpc.aio.ServerInterceptor):
-    """Admits rpcs, bounds them, refuses them, and ends them when the server drains."""
+    """Has rpcs admitted, bounds them, and sends their callers refusals."""
 
     def __init__(self, name: str, admission: Admission, *, limits: RpcLimits) -> None:
         self._name = name
         self._admission = admission
         self._clock = admission.clock
         self._limits = limits
-        self._is_draining = False
         self._rates = CallRates()
         self._held_back = 0
-        self._live: set[LiveRpc] = set()
-        self._live_of: Counter[str] = Counter()
-        """Node id -> its live rpcs."""
         self._handlers: dict[str, Handler] = {}
         """Method -> its servicer's handler, with all checks before it."""
-        self.owners = Owners()
-        """Members by the connections they call over."""
-
-    @property
-    def live_rpcs(self) -> int:
-        """Rpcs being served now."""
-        return len(self._live)
-
-    def recheck(self) -> None:
-        """End the streams of callers whose certificate has expired or was revoked since they began."""
-        revoked = self._admission.revocations.everyone()
-
-        def refusal_of(rpc: LiveRpc) -> RefusedError | None:
-            if rpc.peer is None:
-                return None
-            is_revoked = rpc.peer.node_id in revoked
-            return self._standing_refusal(
-                rpc.peer, rpc.certificate_pem, rpc.not_after_s, is_revoked=is_revoked
-            )
-
-        self._end_each(refusal_of)
-
-    async def drain(self, grace_s: float) -> None:
-        """Admit no more rpcs, end the endless ones, and end the others after ``grace_s``."""
-        self._is_draining = True
-        self._end_each(lambda rpc: _draining() if rpc.rule.is_endless else None)
-        if self._live:
-            await asyncio.wait([rpc.task for rpc in self._live], timeout=grace_s)
-        if self._live:
-            methods = sorted({rpc.method for rpc in self._live})
-            logger.warning("rpcs late to drain", extra={"methods": methods})
-            self._end_each(lambda _: _draining())
-
-    def _end_each(self, refusal_of: Callable[[LiveRpc], RefusedError | None]) -> None:
-        """Cancel the servicers of rpcs for which there is a refusal, which their callers are sent."""
-        for rpc in self._live:
-            if rpc.ended_by is None and (refusal := refusal_of(rpc)) is not None:
-                rpc.end(refusal, patience_s=self._limits.refusal_s)
+        self.live = LiveRpcs(admission, limits=limits, rates=self._rates)
 
     async def intercept_service(
         self,
@@ -322,7 +187,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         rpc: LiveRpc | None = None
         try:
             try:
-                rpc = self._admit(method, rule, context)
+                rpc = self.live.admit(method, rule, context)
                 yield rpc
                 return
             except asyncio.CancelledError:
@@ -344,53 +209,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
             await self._refuse(context, method, refusal)
         finally:
             if rpc is not None:
-                self._forget(rpc)
-
-    def _admit(self, method: str, rule: Rule, context: Context) -> LiveRpc:
-        peer, certificate_pem, not_after_s = None, b"", float("inf")
-        if rule.roles is not None:
-            peer, certificate_pem = peer_of(context), certificate_of(context)
-            not_after_s = not_after_of(certificate_pem)
-            if peer.run_id != (run_id := self._admission.run_id):
-                what = f"this is run {run_id}, not {peer.run_id}"
-                raise RefusedError(Reason.FOREIGN_RUN, what, fix="check the address")
-            is_revoked = self._admission.revocations.is_revoked(peer.node_id)
-            refusal = self._standing_refusal(peer, certificate_pem, not_after_s, is_revoked=is_revoked)
-            if refusal is not None:
-                raise refusal
-            check_role(peer, rule, method)
-            self.owners.note(context.peer(), peer)
-            self._check_not_too_much(peer, method, rule.rate)
-        if self._is_draining:
-            raise _draining()
-        task = asyncio.current_task()
-        assert task is not None
-        rpc = LiveRpc(method, rule, peer, certificate_pem, not_after_s, task)
-        self._live.add(rpc)
-        self._live_of[rpc.account[0]] += 1
-        return rpc
-
-    def _forget(self, rpc: LiveRpc) -> None:
-        self._live.remove(rpc)
-        node_id = rpc.account[0]
-        self._live_of[node_id] -= 1
-        if not self._live_of[node_id]:
-            del self._live_of[node_id]
-
-    def _check_not_too_much(self, peer: Peer, method: str, rate: Rate) -> None:
-        most = self._limits.rpcs_per_peer
-        if self._live_of[peer.node_id] >= most:
-            raise RefusedError(
-                Reason.BUSY, f"{peer.node_id} has {most} calls open already", fix="end some first"
-            )
-        wait_s = self._rates.take((peer.node_id, method), rate, now=self._clock.monotonic())
-        if wait_s:
-            raise RefusedError(
-                Reason.TOO_OFTEN,
-                f"{peer.node_id} calls {method} too often: {rate.per_s:g} times a second are allowed, "
-                f"a refused call counts as {1 + rate.refused:g}",
-                fix=f"try again in {wait_s:.1f} s",
-            )
+                self.live.forget(rpc)
 
     async def _hold_back(self) -> None:
         """Wait before a refusal, unless so many calls wait already that they would take memory."""
@@ -408,24 +227,6 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         if self._may_warn_of(peer.node_id):
             extra = {"peer": peer.node_id, "method": method, "reason": refusal.reason, "detail": str(refusal)}
             logger.warning("peer asks too much", extra=extra)
-
-    def _standing_refusal(
-        self, peer: Peer, certificate_pem: bytes, not_after_s: float, *, is_revoked: bool
-    ) -> RefusedError | None:
-        """Return why a peer whose certificate ends at ``not_after_s`` is shut out; None: it is not."""
-        now = self._clock.now()
-        if now >= not_after_s and now >= self._admission.renewed.not_after_s(certificate_pem):
-            return RefusedError(
-                Reason.EXPIRED,
-                f"the certificate of {peer.node_id} expired at {moment(not_after_s)}, "
-                f"and this hub's clock says {moment(now)}",
-                fix="set the clock that is wrong, or enrol again",
-            )
-        if is_revoked:
-            return RefusedError(
-                Reason.REVOKED, f"{peer.node_id} was revoked", fix="ask the operator of the run"
-            )
-        return None
 
     async def _refuse(self, context: Context, method: str, refusal: RefusedError) -> None:
         self._admission.count_refusal(service=service_of(method), reason=refusal.reason)
@@ -464,10 +265,6 @@ def _port_of(service: str) -> str:
         return f"the coordinator's enrolment port (coordinator.enrolment_listen, {ENROLMENT_PORT} by default)"
     members = f"the coordinator's members port (coordinator.listen, {MEMBERS_PORT} by default)"
     return f"{members} and at relays" if service == "PolicyService" else members
-
-
-def _draining() -> RefusedError:
-    return RefusedError(Reason.DRAINING, "the hub is stopping", fix="connect again later")
 
 
 def _only_refusal(error: Exception) -> RefusedError | None:

@@ -23,7 +23,8 @@ from node.limits import MESSAGE_BYTES, ROLLOUT_MESSAGE_BYTES
 from node.rpc.address import is_loopback, join_address, split_address
 from node.rpc.channel import KEEPALIVE, Keepalive
 from node.rpc.connection_guard import ConnectionGuard
-from node.rpc.interceptor import Admission, RpcInterceptor, RpcLimits
+from node.rpc.interceptor import RpcInterceptor
+from node.rpc.live_rpcs import Admission, RpcLimits
 from node.rpc.private_socket import PrivateSocket, private_socket
 from node.rpc.strangers_gate import GateLimits, StrangersGate
 from node.waits import wait_at_most
@@ -125,7 +126,7 @@ class RpcServer:
     @property
     def live_rpcs(self) -> int:
         """Rpcs being served now."""
-        return self._interceptor.live_rpcs
+        return len(self._interceptor.live)
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Serve until ``stopping``, then drain. Raises StartupError: it may not or cannot listen there."""
@@ -143,7 +144,7 @@ class RpcServer:
             )
             ready()
             await asyncio.gather(self._recheck_until(stopping), self._guard_until(stopping))
-            await self._interceptor.drain(self._drain_grace_s)
+            await self._interceptor.live.drain(self._drain_grace_s)
 
     @contextlib.asynccontextmanager
     async def _listening(self, server: grpc.aio.Server) -> AsyncIterator[str]:
@@ -169,12 +170,12 @@ class RpcServer:
     async def _guard_until(self, stopping: asyncio.Event) -> None:
         if self._gate is None:
             port = split_address(self.address)[1]
-            await ConnectionGuard(port, self._interceptor.owners, self._count_refusal).run(stopping)
+            await ConnectionGuard(port, self._interceptor.live.owners, self._count_refusal).run(stopping)
 
     async def _recheck_until(self, stopping: asyncio.Event) -> None:
         while not stopping.is_set():
             await wait_at_most(stopping, self._limits.recheck_s)
-            self._interceptor.recheck()
+            self._interceptor.live.recheck()
 
     def _host(self) -> str:
         try:

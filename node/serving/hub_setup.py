@@ -10,7 +10,7 @@ from node.errors import RefusedError
 from node.identity.own_identity import RenewedCertificates
 from node.identity.revocation import RevocationList
 from node.process.role_context import RoleContext
-from node.rpc.interceptor import Admission
+from node.rpc.live_rpcs import Admission
 from node.rpc.server import Audience, Gate, RpcServer, ServerLimits
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.bucket import Bucket

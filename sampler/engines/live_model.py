@@ -15,6 +15,7 @@ from node.weights.format.dtypes import BFLOAT16
 from node.weights.format.layout import Layout
 from node.weights.format.model_files import StoredDtypes
 from node.weights.format.model_tensors import canonical_tensors, names_in_files, tensor_specs
+from sampler.engines.engine import EngineSettings
 from sampler.engines.model_tokenizer import ModelTokenizer
 from sampler.engines.torch_words import LiveTensors, aliases
 
@@ -30,6 +31,20 @@ class LiveModel:
     """Random numbers of the device."""
     layout: Layout
     weights: LiveTensors
+
+    @classmethod
+    def of(
+        cls, auto_class: Any, settings: EngineSettings, *, compute_dtype: torch.dtype | None = None
+    ) -> "LiveModel":
+        """Load a model as an engine's settings say; ``compute_dtype`` in place of theirs."""
+        return cls.load(
+            auto_class,
+            settings.model_dir,
+            device=settings.device,
+            compute_dtype=compute_dtype or dtype_of(settings),
+            threads=settings.threads,
+            seed=settings.seed,
+        )
 
     @classmethod
     def load(
@@ -83,6 +98,11 @@ class LiveModel:
             exact={} if compute_dtype is torch.float32 else _exact(auto_class, model_dir, layout),
         )
         return cls(model, tokenizer, generator, layout, weights)
+
+
+def dtype_of(settings: EngineSettings) -> torch.dtype:
+    """Return the dtype that an engine computes in."""
+    return torch.float32 if settings.compute_dtype == "float32" else torch.bfloat16
 
 
 def _exact(auto_class: Any, model_dir: Path, layout: Layout) -> dict[str, Tensor]:

@@ -33,7 +33,7 @@ from sampler.engines.decoding.rows import MemoryBudget, RunningRequest, requests
 from sampler.engines.decoding.sampling import by_inverse, by_noise
 from sampler.engines.engine import TEXT_PROBE, EngineSettings, GenerationRequest, check_fits
 from sampler.engines.engine_options import TorchOptions
-from sampler.engines.live_model import LiveModel
+from sampler.engines.live_model import LiveModel, dtype_of
 
 _CACHE_SHARE: Final = 0.8
 """Share of the free memory; activations, logits and what the allocator cannot use have the rest."""
@@ -44,7 +44,7 @@ def load(settings: EngineSettings) -> "TorchEngine":
     return TorchEngine(
         settings.model_dir,
         device=settings.device,
-        compute_dtype=torch.float32 if settings.compute_dtype == "float32" else torch.bfloat16,
+        compute_dtype=dtype_of(settings),
         threads=settings.threads,
         seed=settings.seed,
         options=TorchOptions.model_validate(settings.engine_options),

@@ -12,7 +12,9 @@ from typing import Final
 import numpy as np
 import torch
 
+from node.errors import Reason, RefusedError
 from node.rollout import Completion
+from node.sampling_parameters import SamplingParameters
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.live_model import LiveModel
 
@@ -82,3 +84,19 @@ class WholeRequestEngine(ABC):
         self._waiting.clear()
         self._model.to("meta")  # type: ignore[arg-type]
         del self.weights
+
+
+def refuse_truncation(sampling: SamplingParameters, *, drawn: str) -> None:
+    """Refuse whatever cuts a distribution off, but for greed.
+
+    Args:
+        drawn: how the kind draws, as the rest of the error's sentence.
+    Raises:
+        RefusedError: MALFORMED.
+    """
+    if sampling.top_p < 1 or sampling.min_p > 0 or sampling.top_k > 1 or sampling.stop:
+        raise RefusedError(
+            Reason.MALFORMED,
+            f"{sampling.truncation} stop={list(sampling.stop)}: {drawn}",
+            fix="leave top_p, min_p, top_k and stop out of the coordinator's configuration",
+        )

@@ -5,11 +5,11 @@ from typing import Final
 
 from node.grading.completion import Graded, Row
 from node.grading.grader import AnswerGrader
+from node.questions.data_row import RowError, column_of
 from node.questions.marked_text import marked_answers
-from node.questions.number_text import Quantity, are_equal, first_number, last_number
+from node.questions.number_text import first_number, last_number
+from node.questions.quantity import Quantity, are_equal
 from node.questions.right_answer import plain_text, right_number
-from node.questions.row_error import RowError
-from node.task_options import column_of
 
 
 class NumberGrader(AnswerGrader):

@@ -20,7 +20,7 @@ from sampler.metrics import SamplerMetrics
 from sampler.rollouts.conversation import Conversation
 from sampler.rollouts.run_task import RunTask
 from sampler.rollouts.work_queue import Job
-from sampler.tasks.grader_process import TaskError
+from sampler.tasks.grader_requests import TaskError
 
 _SEPARATOR: Final = "/"
 """Between a lease, whose id has none, and the number of a completion, in the id of a request."""

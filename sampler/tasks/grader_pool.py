@@ -9,21 +9,25 @@ served by one process. New processes load what the task needs while the others w
 
 import asyncio
 import contextlib
-import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from node.failure import Failure
-from node.limits import GROUP_METRICS, METRIC_NAME_PATTERN, METRIC_VALUE, REWARD
-from sampler.tasks.grader_process import Grader, Request, TaskDescription, TaskError
-from sampler.tasks.grader_worker import PROMPT_CHARACTERS
+from sampler.tasks.grader_process import Grader
+from sampler.tasks.grader_requests import (
+    Grades,
+    Request,
+    TaskDescription,
+    TaskError,
+    given,
+    grades_in,
+    said_in,
+)
 from sampler.tasks.task import CompletionText, Message
 
 SLOW_S: Final = 0.1
@@ -53,27 +57,6 @@ class Prompt:
     """As the model reads it, for graders that see it."""
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     """Variables of the chat template for this prompt alone."""
-
-
-_Reward = Annotated[float, Field(ge=-REWARD, le=REWARD, allow_inf_nan=False)]
-_Name = Annotated[str, StringConstraints(pattern=f"^{METRIC_NAME_PATTERN}$")]
-_Metric = Annotated[float, Field(ge=-METRIC_VALUE, le=METRIC_VALUE, allow_inf_nan=False)]
-
-
-class Grades(BaseModel):
-    """A grader's answer about the completions of a group."""
-
-    model_config = ConfigDict(frozen=True, strict=True)
-
-    rewards: list[_Reward | None]
-    """One for each completion; None: the grader abstained. At least one has a reward."""
-    metrics: dict[_Name, list[_Metric | None]] = Field(default_factory=dict, max_length=GROUP_METRICS)
-    """Name -> a number for each completion; None where the grader returned none."""
-
-    @property
-    def as_floats(self) -> list[float]:
-        """The rewards, NaN where the grader abstained."""
-        return [math.nan if reward is None else reward for reward in self.rewards]
 
 
 class GraderPool:
@@ -114,7 +97,7 @@ class GraderPool:
         """
         async with self._any(Request.PROMPT) as grader:
             reply = await grader.ask(Request.PROMPT, {"index": index, "row": row})
-            content = _said(reply, Request.PROMPT)
+            content = said_in(reply, Request.PROMPT)
             arguments = reply.get("template_arguments")
             return Prompt(
                 index,
@@ -135,7 +118,7 @@ class GraderPool:
         """
         said = [dict(message) for message in conversation]
         reply = await self._ask(prompt, Request.REPLY, conversation=said)
-        return None if reply.get("is_over") else _said(reply, Request.REPLY)
+        return None if reply.get("is_over") else said_in(reply, Request.REPLY)
 
     async def grade(self, prompt: Prompt, completions: Sequence[CompletionText]) -> Grades:
         """Return one finite reward for each completion, and what else the grader measured.
@@ -144,19 +127,19 @@ class GraderPool:
             TaskError: the grader raised, was killed at a limit, or returned something else; without a fault:
                 what it needs is not available, or the process that has to do it has ended.
         """
-        reply = await self._ask(prompt, Request.GRADE, **_given(completions))
-        return _grades(reply, completions)
+        reply = await self._ask(prompt, Request.GRADE, **given(completions))
+        return grades_in(reply, completions)
 
     async def grade_again(
         self, index: int, row: str, completions: Sequence[CompletionText]
     ) -> tuple[Grades, float]:
         """Return what ``grade`` does, for a prompt that was made elsewhere, and the seconds that it took
         without the wait for a process; not for stateful tasks."""
-        request = {"index": index, "row": row, **_given(completions)}
+        request = {"index": index, "row": row, **given(completions)}
         async with self._any(Request.GRADE) as grader:
             began_s = time.monotonic()
             reply = await grader.ask(Request.GRADE, request)
-            return _grades(reply, completions), time.monotonic() - began_s
+            return grades_in(reply, completions), time.monotonic() - began_s
 
     async def close(self) -> None:
         """End every process."""
@@ -250,45 +233,3 @@ class GraderPool:
             await grader.describe()
         del self._starting[grader]
         self._give(grader)
-
-
-def _given(completions: Sequence[CompletionText]) -> dict[str, Any]:
-    """Return completions of one prompt as a request has them; what most graders do not see is left out."""
-    given = [
-        (c.text, c.tokens, c.finish)
-        if not c.conversation and c.measured is None and not c.token_ids
-        else (c.text, c.tokens, c.finish, c.conversation, c.measured, c.token_ids)
-        for c in completions
-    ]
-    rendered = next((c.prompt for c in completions), "")
-    return {"completions": given, **({"rendered": rendered} if rendered else {})}
-
-
-def _grades(reply: dict[str, Any], completions: Sequence[CompletionText]) -> Grades:
-    if isinstance(odd := reply.get("odd"), str):
-        raise Request.GRADE.error(odd)
-    try:
-        grades = Grades.model_validate(reply)
-    except ValidationError as error:
-        fault = error.errors()[0]
-        where = ".".join(map(str, fault["loc"]))
-        raise Request.GRADE.error(f"returned {fault['input']!r:.100} for {where}: {fault['msg']}") from error
-    columns: dict[str, Sequence[Any]] = {"rewards": grades.rewards, **grades.metrics}
-    for name, column in columns.items():
-        if len(column) != len(completions):
-            raise Request.GRADE.error(f"returned {len(column)} {name} for {len(completions)} completions")
-    if all(reward is None for reward in grades.rewards):
-        raise Request.GRADE.error(f"abstained from all {len(completions)} completions")
-    return grades
-
-
-def _said(reply: dict[str, Any], kind: Request) -> str | list[Message]:
-    if "too_long" in reply:
-        fault = Failure.PROMPT_TOO_LONG if kind is Request.PROMPT else kind.failed
-        what = f"{kind.who} returned {reply['too_long']} characters; at most {PROMPT_CHARACTERS} are allowed"
-        raise TaskError(what, fault=fault)
-    if isinstance(messages := reply.get("messages"), list):
-        return messages
-    if not isinstance(text := reply.get("text"), str):
-        raise kind.error(reply.get("odd", "returned no text"))
-    return text

@@ -16,15 +16,20 @@ import signal
 import sys
 from collections.abc import Callable, Container, Mapping
 from dataclasses import asdict
-from enum import Enum
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
-from node.failure import Failure
 from node.telemetry.printed_lines import PrintedLines
 from node.waits import put_away
 from sampler.process_tree import kill_tree
+from sampler.tasks.grader_requests import (
+    Request,
+    TaskChangedError,
+    TaskDescription,
+    TaskError,
+    TaskUnusableError,
+)
 from sampler.tasks.grader_worker import PROMPT_CHARACTERS, TRACEBACK_CHARACTERS, framed
 from sampler.tasks.task import Outage, TaskSetup
 
@@ -46,65 +51,8 @@ VARIABLES: Final = re.compile(
 coordinator and may name a variable to a library, which sends its value somewhere: none of these holds a
 secret."""
 
-MOST_TURNS: Final = 1024
-"""Most turns that a task may declare: each is a request of its own, to the engine and to the task."""
-
 REPLY_BYTES: Final = 6 * PROMPT_CHARACTERS + 1024
 """A prompt with every character escaped. More means that a grader writes where it should not."""
-
-
-class TaskError(Exception):
-    """A task did not deliver a prompt or its rewards; ``fault``: what is wrong with the prompt, if it is."""
-
-    def __init__(self, what: str, *, fault: Failure | None) -> None:
-        super().__init__(what)
-        self.fault = fault
-
-
-class TaskUnusableError(TaskError):
-    """The class that the task's path names cannot be imported, instantiated or used."""
-
-
-class TaskChangedError(TaskError):
-    """The task's code on the disk is not what it was when the first process loaded it."""
-
-
-class TaskDescription(BaseModel):
-    """A task's own declarations."""
-
-    model_config = ConfigDict(frozen=True, strict=True)
-
-    prompts: int | None = Field(ge=1)
-    """None: one for each row of the run's data."""
-    is_stateful: bool = False
-    """Whether the process that made a prompt also has to grade it."""
-    max_prompt_tokens: int | None = Field(default=None, ge=1)
-    """Longer prompts are set aside; None: only the model's own limit counts."""
-    max_turns: int = Field(default=1, ge=1, le=MOST_TURNS)
-    """Turns of a completion at most; 1: the task does not reply."""
-    noise_ratio: float | None = Field(default=None, ge=0, le=0.1)
-    """Share of groups in which an honest second grading may differ; None: it may differ in any."""
-    sees_tokens: bool = False
-    """Whether the grader is sent token ids and the rendered prompt."""
-    template_arguments: Mapping[str, Any] = Field(default_factory=dict)
-    """Variables of the chat template, such as tools."""
-    code_digest: Annotated[bytes, BeforeValidator(lambda text: bytes.fromhex(str(text)))] = b""
-    """Digest of the code that was loaded."""
-
-
-class Request(Enum):
-    """A kind of request: who answers it, and the faults to report if it fails."""
-
-    PROMPT = ("prompt()", Failure.PROMPT_FAILED, Failure.PROMPT_TIMED_OUT)
-    REPLY = ("reply()", Failure.GRADING_FAILED, Failure.GRADING_TIMED_OUT)
-    GRADE = ("the grader", Failure.GRADING_FAILED, Failure.GRADING_TIMED_OUT)
-
-    def __init__(self, who: str, failed: Failure, timed_out: Failure) -> None:
-        self.who, self.failed, self.timed_out = who, failed, timed_out
-
-    def error(self, what: str) -> TaskError:
-        """Return the error for an answer that cannot be used."""
-        return TaskError(f"{self.who} {what}", fault=self.failed)
 
 
 class Grader:

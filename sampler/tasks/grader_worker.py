@@ -36,8 +36,8 @@ from functools import partial
 from typing import Any, Final
 
 from node.errors import ConfigError
+from node.questions.data_row import RowError
 from node.questions.messages import MessagesError, messages_of
-from node.questions.row_error import RowError
 from sampler.process_tree import PROCESSES, go_on_in_child, processes_of_user
 from sampler.tasks.code_digest import code_digest
 from sampler.tasks.returned_rewards import RULE, CompletionError, awaited, grade_each, rewards_and_metrics

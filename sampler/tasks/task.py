@@ -59,8 +59,8 @@ class Task(Protocol):
     def prompt(self, index: int, row: Row | None) -> str | Sequence[Message]:
         """Return the text a completion continues, or messages for the model's chat template; not empty.
 
-        The same index makes the same prompt on every sampler, every time: the coordinator compares them, and
-        refuses groups whose prompt has other tokens than at most other samplers.
+        The same index makes the same prompt on every sampler, every time: verifiers compare its tokens with
+        those that they make themselves.
         ``row`` is the prompt's row of the run's data; None where the run has no data.
         """
         ...

@@ -79,7 +79,7 @@ def test_the_learner_scores_a_family_as_transformers_does(family: str, tmp_path:
     ids = torch.randint(2, VOCABULARY_SIZE, (2, 24), generator=torch.Generator().manual_seed(1))
     positions = torch.arange(ids.numel()).view(ids.shape)[:, :-1].flatten()
     targets = ids[:, 1:]
-    scored = policy.token_logprobs(ids, positions, targets.flatten(), torch.ones(targets.numel()))
+    scored = policy.scorer(ids, positions, targets.flatten(), torch.ones(targets.numel()))
     with torch.no_grad():
         logprobs = model(ids).logits[:, :-1].log_softmax(-1).gather(-1, targets.unsqueeze(-1)).flatten()
     torch.testing.assert_close(scored.detach(), logprobs, atol=1e-5, rtol=0)

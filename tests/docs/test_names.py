@@ -13,15 +13,11 @@ PRODUCT: Final = ("node", "learner", "sampler")
 NAME: Final = re.compile(r"``([A-Za-z_]+(?:\.[A-Za-z_]+)*)``")
 FOREIGN: Final = frozenset(
     {
-        "acme",  # an example of somebody's package
         "apply_chat_template",  # transformers
         "bench.cheats",
         "block_size",  # vLLM
-        "clip_grads_with_norm_",  # torch
         "lb",  # a pound
         "leg_counting",  # reasoning_gym
-        "reward_model.ground_truth",  # columns of data sets, as is the next
-        "test_list",
         "save_to_disk",  # datasets
         "user_version",  # SQLite
         "wordle",  # verifiers

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from bench.kill_lab.noise import disturb_moments
-from learner.journal.checkpoint_names import versions_in
+from learner.journal.checkpoint_index import versions_in
 from learner.journal.step_journal import FILE
 from learner.training.master_words import root_of
 from learner.training.model import Policy

@@ -22,11 +22,12 @@ from bench.forked_context import forked_context
 from deploy.runs.records import differing_groups
 from learner import learner_role
 from learner.config import LearnerConfig
-from learner.journal.checkpoint_names import versions_in
+from learner.journal.checkpoint_index import versions_in
 from learner.publishing.kept_versions import published_versions
 from learner.ranks import launching
-from learner.training.checkpoint import read_masters
+from learner.training.checkpoint import opened_masters
 from learner.training.model import load_policy
+from learner.training.tensor_files import load_tensors
 from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient, Uplink
 from node.clients.rollout_client import SamplerRolloutClient
@@ -208,7 +209,8 @@ def version_in_checkpoint(made: MadeRun, model_dir: Path) -> PolicyVersion:
     policy = load_policy(model_dir, device="cpu")
     checkpoints = made.directory / "learner" / "checkpoints"
     [*_, version] = versions_in(checkpoints)
-    read_masters(checkpoints, version, policy)
+    with opened_masters(checkpoints, version, layout=policy.layout) as masters:
+        load_tensors(masters, {name: one.detach() for name, one in policy.tensors.items()})
     words = np.empty(policy.layout.words, np.uint16)
     policy.snapshot(words)
     return HeldPolicy.of(version, words, layout=policy.layout).version

@@ -18,7 +18,7 @@ import torch
 
 from learner.export import best_in
 from learner.intake import copies
-from learner.journal.checkpoint_names import versions_in
+from learner.journal.checkpoint_index import versions_in
 from learner.journal.progress import BestVersion
 from learner.objective.entropy_switch import EntropySwitch
 from learner.objective.slow_fast import slow_fast_step

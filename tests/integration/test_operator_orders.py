@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from learner.journal.checkpoint_names import versions_in
+from learner.journal.checkpoint_index import versions_in
 from learner.journal.progress import SettingChange
 from learner.operator_orders import recent_changes
 from learner.publishing.earlier_versions import STAGED

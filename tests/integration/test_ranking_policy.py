@@ -74,7 +74,8 @@ def logprobs_of(policy: Policy, groups: list[RolloutGroup]) -> torch.Tensor:
     """Return the learner's logprobs of all positions, row after row."""
     rows = range(sum(len(group.completions) for group in groups))
     part = collate(groups, list(rows), width=8, dtype=torch.float32, device=torch.device("cpu"))
-    return policy.token_logprobs(part.input_ids, part.positions, part.target_ids, part.temperature)
+    logprobs: torch.Tensor = policy.scorer(part.input_ids, part.positions, part.target_ids, part.temperature)
+    return logprobs
 
 
 def test_learner_and_sampler_agree_on_the_logprob_of_every_position(model_dir: Path) -> None:

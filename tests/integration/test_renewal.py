@@ -108,7 +108,7 @@ async def test_a_member_fetches_its_next_certificate_by_itself_and_no_stream_end
         # The certificate that the stream began with expires; it goes on.
         for clock in (hub.clock, it.clock):
             clock.advance(120 * DAY_S)
-        hub.hub.servers[0]._interceptor.recheck()
+        hub.hub.servers[0]._interceptor.live.recheck()
         await submitting.write(rollout_pb2.SubmitRolloutsRequest())
         assert isinstance(await submitting.read(), rollout_pb2.SubmitRolloutsResponse)
         submitting.cancel()

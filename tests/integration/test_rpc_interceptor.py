@@ -16,7 +16,7 @@ from node.errors import Reason, RefusedError
 from node.limits import MESSAGE_BYTES
 from node.rpc.auth import RULES, peer_of, service_of
 from node.rpc.channel import ConnectionLost, Purpose, call, classified, dial
-from node.rpc.interceptor import RpcLimits
+from node.rpc.live_rpcs import RpcLimits
 from node.run import Role
 from support.clock import ManualClock
 from support.identity import MadeRun

@@ -99,12 +99,13 @@ def completion_logprob(
 ) -> Tensor:
     """Return the logprob of each token of one completion, alone in its batch."""
     tokens = torch.tensor(np.concatenate([prompt, token_ids])).long()
-    return policy.token_logprobs(
+    logprobs: Tensor = policy.scorer(
         tokens[None, :-1],
         torch.arange(len(prompt) - 1, len(tokens) - 1),
         tokens[len(prompt) :],
         torch.full((len(token_ids),), temperature, dtype=torch.float64),
     )
+    return logprobs
 
 
 def gradient_of(

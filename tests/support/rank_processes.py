@@ -52,11 +52,12 @@ from learner.ranks.sharded_words import ShardedWords
 from learner.sizing.mesh_sizes import MeshSizes
 from learner.step_settings import StepSettings
 from learner.training.checkpoint import ShardCopy, load_into
-from learner.training.instructions import Instruction, StepInputs
 from learner.training.model import Policy, ScoringModel, load_policy
+from learner.training.step_inputs import StepInputs
 from learner.training.tensor_files import save_tensors
 from learner.training.train_step import train_step
 from learner.training.trainer import Trainer
+from learner.training.work_shares import Instruction
 from node.errors import StartupError
 from node.process.abandoned_threads import exit_without_them
 from node.process.daemon import Phase, StartStage, run_daemon

@@ -19,7 +19,7 @@ from node.errors import Reason, RefusedError
 from node.identity.identity_store import Identity
 from node.identity.revocation import RevocationList
 from node.rpc.channel import KEEPALIVE, ConnectionLost, Keepalive, classified
-from node.rpc.interceptor import Admission, RpcLimits
+from node.rpc.live_rpcs import Admission, RpcLimits
 from node.rpc.server import Audience, RpcServer, ServerLimits
 from node.rpc.strangers_gate import GateLimits
 from support.identity import MadeRun

@@ -29,9 +29,8 @@ from node.coordinator.data.row_json import read_json
 from node.coordinator.work.run_data import NO_DATA, DataSeen
 from node.errors import ConfigError, Reason, RefusedError
 from node.limits import ROW_BYTES
-from node.questions.row_check import RowTally, check_row
-from node.questions.row_error import RowError
-from node.task_options import TaskOptions, column_of
+from node.questions.data_row import RowError, RowTally, column_of
+from node.task_options import TaskOptions
 
 DIGEST_BYTES: Final = 16
 
@@ -50,6 +49,7 @@ class RowCheck:
     """A check of every row for the run's task."""
 
     options: TaskOptions | None
+    """None: a custom task, whose rows are its own business."""
     told: Callable[[int], None] = lambda rows: None
     """Called now and then with how many rows were read."""
     limit_s: float = CHECK_S
@@ -130,7 +130,8 @@ class Rows:
                 return
         self.tally.checked += 1
         try:
-            check_row(row, self._check.options)
+            if self._check.options is not None:
+                self._check.options.check_row(row)
         except RowError as error:
             self.tally.add(error, f"row {place} of {name}")
             self._unusable.add(index)

@@ -17,7 +17,7 @@ from torch.nn import functional
 from node.kinds.noise_mask.network import NoiseMaskClassifier, read_prompts
 from node.kinds.noise_mask.row import NoiseMaskOptions
 from node.kinds.noise_mask.values import read_row
-from node.task_options import column_of
+from node.questions.data_row import column_of
 
 IMAGES_AT_ONCE: Final = 32
 

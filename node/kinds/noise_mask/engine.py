@@ -19,7 +19,7 @@ from node.kinds.noise_mask.values import EDGE, MaskSizes
 from node.rollout import Completion, Finish
 from sampler.engines.engine import PROBE_ID, EngineSettings, GenerationRequest
 from sampler.engines.live_model import LiveModel
-from sampler.engines.whole_request_engine import WholeRequestEngine
+from sampler.engines.whole_request_engine import WholeRequestEngine, refuse_truncation
 
 Floats = NDArray[np.float32]
 
@@ -35,14 +35,7 @@ class NoiseMaskEngine(WholeRequestEngine):
         Raises:
             StartupError: as ``LiveModel.load``.
         """
-        loaded = LiveModel.load(
-            NoiseMaskModel,
-            settings.model_dir,
-            device=settings.device,
-            compute_dtype=torch.float32,
-            threads=settings.threads,
-            seed=settings.seed,
-        )
+        loaded = LiveModel.of(NoiseMaskModel, settings, compute_dtype=torch.float32)
         super().__init__(loaded)
         self.tokenizer = loaded.tokenizer
         self._sizes = MaskSizes.of(self._model.config.to_dict())
@@ -55,13 +48,7 @@ class NoiseMaskEngine(WholeRequestEngine):
         if request.request_id == PROBE_ID:  # is sampled as every engine's is
             return
         sampling = request.sampling
-        if sampling.top_p < 1 or sampling.min_p > 0 or sampling.top_k > 1 or sampling.stop:
-            raise RefusedError(
-                Reason.MALFORMED,
-                f"{sampling.truncation} stop={list(sampling.stop)}: a mask is drawn from whole densities, or "
-                "left out with top_k = 1",
-                fix="leave top_p, min_p, top_k and stop out of the coordinator's configuration",
-            )
+        refuse_truncation(sampling, drawn="a mask is drawn from whole densities, or left out with top_k = 1")
         if sampling.temperature != 1 or sampling.max_new_tokens != self._sizes.cells:
             raise RefusedError(
                 Reason.MALFORMED,

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from node.kinds.noise_mask.values import read_row
-from node.questions.row_error import RowError, found_in
+from node.questions.data_row import RowError, found_in
 from node.task_options import TaskOptions
 
 

@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForSequenceClassification
 
-from node.errors import Reason, RefusedError
 from node.kinds.ranking.tokenizer import RankingTokenizer
 from node.kinds.ranking.values import (
     PAIRED_TOKENS,
@@ -26,7 +25,7 @@ from node.kinds.registry import model_config
 from node.rollout import Completion, Finish
 from sampler.engines.engine import EngineSettings, GenerationRequest
 from sampler.engines.live_model import LiveModel
-from sampler.engines.whole_request_engine import ROWS_AT_ONCE, WholeRequestEngine
+from sampler.engines.whole_request_engine import ROWS_AT_ONCE, WholeRequestEngine, refuse_truncation
 
 
 class RankingEngine(WholeRequestEngine):
@@ -38,14 +37,7 @@ class RankingEngine(WholeRequestEngine):
         Raises:
             StartupError: as ``LiveModel.load``.
         """
-        loaded = LiveModel.load(
-            AutoModelForSequenceClassification,
-            settings.model_dir,
-            device=settings.device,
-            compute_dtype=torch.float32 if settings.compute_dtype == "float32" else torch.bfloat16,
-            threads=settings.threads,
-            seed=settings.seed,
-        )
+        loaded = LiveModel.of(AutoModelForSequenceClassification, settings)
         super().__init__(loaded)
         self._separator = separator_of(model_config(settings.model_dir))
         if self._model.config.pad_token_id is None:
@@ -56,14 +48,9 @@ class RankingEngine(WholeRequestEngine):
         self.probe = prompt_of(ordinary[:1], [ordinary[1:2], ordinary[2:3]], separator=self._separator)
 
     def check(self, request: GenerationRequest) -> None:
-        sampling = request.sampling
-        if sampling.top_p < 1 or sampling.min_p > 0 or sampling.top_k > 1 or sampling.stop:
-            raise RefusedError(
-                Reason.MALFORMED,
-                f"{sampling.truncation} stop={list(sampling.stop)}: a ranking is drawn from all candidates, "
-                "or greedily with top_k = 1",
-                fix="leave top_p, min_p, top_k and stop out of the coordinator's configuration",
-            )
+        refuse_truncation(
+            request.sampling, drawn="a ranking is drawn from all candidates, or greedily with top_k = 1"
+        )
         self._pairs(request.prompt_token_ids)
 
     def rows(self, request: GenerationRequest) -> int:

@@ -8,8 +8,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from node.limits import PROMPT_TOKENS
+from node.questions.data_row import RowError, found_in
 from node.questions.json_values import has_whole_characters, kind_of_value
-from node.questions.row_error import RowError, found_in
 from node.task_options import TaskOptions
 
 

@@ -9,6 +9,7 @@ Neither what is expected nor what decides is ever where the program runs: it can
 import asyncio
 import contextlib
 import os
+import re
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,6 @@ from sampler.graders.code.code_options import CodeOptions
 from sampler.graders.code.inside.shared import BEGUN
 from sampler.graders.code.inside.tests_host import BROKEN, GONE, PASSED
 from sampler.graders.code.program_tests import Exchange, asserts_of, exchanges_of, text_of
-from sampler.graders.code.program_text import program_of
 from sampler.graders.code.sandbox import Sandbox, memory_file
 
 START_S: Final = 1.0
@@ -36,6 +36,8 @@ GRACE_S: Final = 2.0
 
 OUTPUT_BYTES: Final = 1 << 20
 """Longest output. A program that writes more is ended."""
+
+_BLOCK: Final = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
 
 _OVER_TIME: Final = {-signal.SIGKILL, 128 + signal.SIGKILL, 128 + signal.SIGXCPU}
 
@@ -231,3 +233,10 @@ async def _check_begun(process: asyncio.subprocess.Process) -> None:
         raise GraderOutageError(
             Outage.NOT_STARTED, said.decode(errors="replace").strip()[-300:] or "ended before it began"
         )
+
+
+def program_of(text: str, prefix: str) -> str:
+    """Return the last fenced block, or all of a text that has none; ``prefix`` is what it continues."""
+    if blocks := _BLOCK.findall(text):
+        return f"{prefix}\n{blocks[-1]}" if prefix else str(blocks[-1])
+    return prefix + text

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from node.questions.data_row import RowError, found_in
 from node.questions.json_values import kind_of_value
-from node.questions.row_error import RowError, found_in
 from sampler.graders.code.code_options import CodeOptions
 
 
@@ -47,7 +47,7 @@ def check_tests(row: Mapping[str, Any], column: str, options: CodeOptions) -> No
 
 
 def asserts_of(tests: Any) -> list[str]:
-    """Return the sources of a test or a list (MBPP's ``test_list``), also as JSON; ValueError for others."""
+    """Return the sources of a test or a list (MBPP's test_list), also as JSON; ValueError for others."""
     if isinstance(tests, str) and tests.lstrip().startswith("["):
         tests = json.loads(tests)
     sources = [tests] if isinstance(tests, str) else tests

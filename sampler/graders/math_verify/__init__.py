@@ -7,10 +7,9 @@ from typing import Any, Final
 
 from node.grading.completion import Graded, Row
 from node.grading.grader import TIMED_NOISE, AnswerGrader
+from node.questions.data_row import RowError, column_of
 from node.questions.marked_text import marked_answers
 from node.questions.right_answer import plain_text
-from node.questions.row_error import RowError
-from node.task_options import column_of
 from sampler.graders.math_verify.formula_check import Pair, are_worth_the_same, warm
 from sampler.graders.math_verify.formula_text import answers_in, bare, is_equal, is_quantity
 

@@ -11,7 +11,8 @@ from decimal import Decimal
 from typing import Final
 
 from node.questions.marked_text import boxes, marked_answers
-from node.questions.number_text import Quantity, are_equal, normal_characters, quantities
+from node.questions.number_text import normal_characters, quantities
+from node.questions.quantity import Quantity, are_equal
 from node.questions.units import unit_of
 
 _FUNCTIONS: Final = frozenset(

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from learner.journal.checkpoint_names import versions_in
+from learner.journal.checkpoint_index import newest_index, versions_in
 from learner.journal.progress import Progress
 from learner.journal.restart import JournalPlace
 from learner.objective.entropy_switch import EntropySwitch
 from learner.publishing.signer import raise_epoch
 from learner.step_log import RollbackLine, StepLine, StepLog, TrainedGroup
 from learner.training import checkpoint
-from learner.training.checkpoint import CheckpointStore, newest_index
+from learner.training.checkpoint import CheckpointStore
 from learner.training.model import Policy, load_policy
 from learner.training.train_step import train_step
 from node.errors import StartupError

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, Mix
 from bench.forked_context import forked_context
 from bench.whole_versions import encode_version
 from learner.export import export_version
-from learner.journal.checkpoint_names import versions_in
+from learner.journal.checkpoint_index import versions_in
 from learner.journal.progress import BestVersion, Progress
 from learner.publishing.kept_versions import KeptVersions, Wanted, published_versions
 from learner.publishing.model_copy import ModelCopy

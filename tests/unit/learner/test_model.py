@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
-from learner.training.model import Policy, has_plain_head, load_policy
+from learner.training.model import Policy, load_policy
+from learner.training.scorer import has_plain_head
 from node.errors import StartupError
 from support.tiny_model import make_tiny_model
 
@@ -62,7 +63,7 @@ def test_logprobs_are_those_of_the_tempered_softmax_of_the_whole_vocabulary(
     with torch.no_grad():
         expected = torch.log_softmax(model(tokens).logits / temperature, dim=-1)
         expected = expected[0, 1:4].gather(1, tokens[0, 2:, None]).squeeze(1)
-        actual = policy.token_logprobs(
+        actual = policy.scorer(
             tokens[:, :-1], torch.tensor([1, 2, 3]), tokens[0, 2:], torch.full((3,), temperature)
         )
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
@@ -89,9 +90,7 @@ def gradients(policy: Policy) -> tuple[Tensor, dict[str, Tensor]]:
     tokens = torch.tensor([[5, 9, 3, 17, 1, 8], [2, 2, 7, 30, 4, 0]])
     positions = torch.tensor([1, 2, 3, 4, 5, 6, 7])
     temperature = torch.tensor([1.0] * 4 + [0.7] * 3)
-    logprob = policy.token_logprobs(
-        tokens[:, :-1], positions, tokens[:, 1:].flatten()[positions], temperature
-    )
+    logprob = policy.scorer(tokens[:, :-1], positions, tokens[:, 1:].flatten()[positions], temperature)
     grads = torch.autograd.grad(logprob.sum(), list(policy.parameters.values()))
     return logprob.detach(), dict(zip(policy.parameters, grads, strict=True))
 
@@ -123,10 +122,10 @@ class CountsProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def products_backward(policy: Policy) -> int:
     tokens = torch.arange(40)[None] % 30
-    logprob = policy.token_logprobs(tokens[:, :-1], torch.arange(39), tokens[0, 1:], torch.ones(39))
+    logprob = policy.scorer(tokens[:, :-1], torch.arange(39), tokens[0, 1:], torch.ones(39))
     products = CountsProducts()
     with products:
-        logprob.backward(torch.ones_like(logprob))  # type: ignore[no-untyped-call]
+        logprob.backward(torch.ones_like(logprob))
     return products.count
 
 
@@ -140,7 +139,7 @@ def saved_bytes(policy: Policy) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         tokens = torch.arange(40)[None] % 30
-        policy.token_logprobs(tokens[:, :-1], torch.arange(39), tokens[0, 1:], torch.ones(39))
+        policy.scorer(tokens[:, :-1], torch.arange(39), tokens[0, 1:], torch.ones(39))
     return sum(seen.values()) - sum(p.untyped_storage().nbytes() for p in policy.parameters.values())
 
 
@@ -170,7 +169,7 @@ def test_a_model_that_caps_its_logits_is_asked_for_them() -> None:
     policy = Policy(model)
     assert not has_plain_head(model)
     tokens = torch.tensor([[5, 9, 3, 17]])
-    actual = policy.token_logprobs(tokens[:, :-1], torch.arange(3), tokens[0, 1:], torch.full((3,), 2.0))
+    actual = policy.scorer(tokens[:, :-1], torch.arange(3), tokens[0, 1:], torch.full((3,), 2.0))
     with torch.no_grad():
         expected = torch.log_softmax(model(tokens).logits[0, :-1] / 2, -1).gather(-1, tokens[0, 1:, None])[
             :, 0

@@ -204,7 +204,7 @@ def test_the_frozen_copy_finds_every_token_exactly_as_likely_as_the_policy_it_is
     reference = load_reference(model_dir, device="cpu", compute_dtype=dtype)
     ids = torch.arange(2, 42).view(4, 10)
     positions, targets, temperature = torch.arange(9), torch.arange(9), torch.full((9,), 0.7)
-    both = [model.token_logprobs(ids, positions, targets, temperature) for model in (policy, reference)]
+    both = [model.scorer(ids, positions, targets, temperature) for model in (policy, reference)]
     assert torch.equal(both[0].detach(), both[1])
     assert not both[1].requires_grad
     inner = [layer for layer in reference.model.modules() if isinstance(layer, Linear)][:-1]

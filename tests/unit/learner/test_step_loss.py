@@ -97,7 +97,7 @@ def test_only_objectives_that_need_the_whole_batch_run_the_model_twice(
 ) -> None:
     policy = float64_policy(model_dir)
     seen = []
-    forward = policy.token_logprobs
+    forward = policy.scorer.forward
 
     def counted(
         input_ids: torch.Tensor, positions: torch.Tensor, target_ids: torch.Tensor, temperature: torch.Tensor
@@ -105,7 +105,7 @@ def test_only_objectives_that_need_the_whole_batch_run_the_model_twice(
         seen.append(len(input_ids))
         return forward(input_ids, positions, target_ids, temperature)
 
-    monkeypatch.setattr(policy, "token_logprobs", counted)
+    monkeypatch.setattr(policy.scorer, "forward", counted)
     gradient_of(policy, made_up_groups(1), settings_of(name, micro_batch_tokens=17))
     assert sum(seen) == forwards * 11
 

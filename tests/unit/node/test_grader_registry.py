@@ -11,14 +11,14 @@ from node.errors import ConfigError
 from node.grading import registry
 from node.grading.grader import AnswerGrader
 from node.grading.jsonl_options import JsonlOptions
-from node.questions.row_error import RowError
+from node.questions.data_row import RowError
 from node.task_options import checked_options
 from support.graded_texts import grading, setup_of, texts
 
 ACME = """
 from pydantic import BaseModel
 from node.grading.grader import AnswerGrader
-from node.questions.row_error import RowError
+from node.questions.data_row import RowError
 
 class Lengths(BaseModel):
     least: int

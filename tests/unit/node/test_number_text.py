@@ -3,7 +3,8 @@ from fractions import Fraction
 
 import pytest
 
-from node.questions.number_text import are_equal, first_number, last_number, one_number, quantities
+from node.questions.number_text import first_number, last_number, one_number, quantities
+from node.questions.quantity import are_equal
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from node.questions.data_row import RowError, column_of
 from node.questions.messages import messages_of
 from node.questions.question import question_of, tools_of
-from node.questions.row_error import RowError
-from node.task_options import QuestionOptions, column_of
+from node.task_options import QuestionOptions
 
 USER = {"role": "user", "content": "hi"}
 CALL = {"type": "function", "function": {"name": "search", "arguments": {"q": ["x"]}}}

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from node.grading.jsonl_options import JsonlOptions
-from node.questions.row_error import RowError
+from node.questions.data_row import RowError
 
 
 def rights(value: Any, **options: Any) -> tuple[str, ...]:

@@ -10,8 +10,7 @@ from node.coordinator.data.rows import RowCheck, Rows
 from node.grading.jsonl_options import JsonlOptions
 from node.kinds.noise_mask.row import NoiseMaskOptions
 from node.kinds.ranking.row import RankingOptions
-from node.questions.row_check import MOST_KINDS, RowTally, check_row
-from node.questions.row_error import RowError
+from node.questions.data_row import MOST_KINDS, RowError, RowTally
 from node.task_options import TaskOptions
 
 CODE = JsonlOptions.model_validate({"grader": "code", "code": {"tests": "asserts", "prefix": "p"}})
@@ -35,11 +34,10 @@ IMAGE: dict[str, Any] = {"image": [[0, 255]], "label": 3}
         (STDIN, {**ASKED, "answer": '{"inputs": ["1"], "outputs": ["2"]}'}),
         (RankingOptions(), RANKED),
         (NoiseMaskOptions(), IMAGE),
-        (None, {"anything": None}),
     ],
 )
-def test_a_row_of_each_task_is_taken(options: TaskOptions | None, row: dict[str, Any]) -> None:
-    check_row(row, options)
+def test_a_row_of_each_task_is_taken(options: TaskOptions, row: dict[str, Any]) -> None:
+    options.check_row(row)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +72,7 @@ def test_a_row_that_cannot_be_used_is_refused_by_its_column(
     options: TaskOptions, row: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(RowError) as error:
-        check_row(row, options)
+        options.check_row(row)
     assert said in str(error.value)
 
 

@@ -3,7 +3,7 @@
 import ctypes
 
 from bench.measure import resident_bytes
-from node.spare_memory import give_back
+from node.process.memory import give_back
 
 
 def test_what_was_freed_below_memory_in_use_is_given_back() -> None:

@@ -8,8 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from node.process.daemon import Phase
-from node.process.status_line import status_line
-from node.process.systemd import Systemd
+from node.process.systemd import Systemd, status_line
 from node.run import Role
 
 

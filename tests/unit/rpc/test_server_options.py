@@ -10,7 +10,7 @@ from node.clock import SystemClock
 from node.identity.revocation import RevocationList
 from node.limits import MESSAGE_BYTES, ROLLOUT_MESSAGE_BYTES
 from node.rpc.channel import Keepalive
-from node.rpc.interceptor import Admission
+from node.rpc.live_rpcs import Admission
 from node.rpc.server import Audience, RpcServer, ServerLimits
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from sampler.tasks.code_digest import _modules
 from sampler.tasks.grader_pool import GraderPool
-from sampler.tasks.grader_process import TaskChangedError
+from sampler.tasks.grader_requests import TaskChangedError
 from sampler.tasks.task import TaskSetup
 from support.graded_texts import grader_of, grading, texts
 

@@ -12,7 +12,8 @@ import pytest
 
 from node.errors import StartupError
 from sampler.tasks.grader_link import check_socket
-from sampler.tasks.grader_process import TaskError, environment
+from sampler.tasks.grader_process import environment
+from sampler.tasks.grader_requests import TaskError
 from sampler.tasks.task import TaskSetup
 from support.graded_texts import grading, setup_of, texts
 

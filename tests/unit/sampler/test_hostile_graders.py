@@ -13,7 +13,7 @@ import uvloop
 
 from node.failure import Failure
 from sampler.tasks.grader_pool import GraderPool
-from sampler.tasks.grader_process import TaskError
+from sampler.tasks.grader_requests import TaskError
 from sampler.tasks.task import TaskSetup
 from support.graded_texts import grader_of, grading, texts
 from support.waiting import until

@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerBase
 
 from node.built_in_tasks import BUILT_IN
 from node.errors import ConfigError
-from node.questions.row_error import RowError
-from node.task_options import RESERVED_ARGUMENTS, column_of
+from node.questions.data_row import RowError, column_of
+from node.task_options import RESERVED_ARGUMENTS
 from sampler.config import VerifierConfig
 from sampler.rollouts.task_setup import task_setup
 from sampler.tasks.addition import AdditionTask

@@ -1,42 +1,23 @@
-"""Instructions: what the first rank has other ranks do, as JSON and arrays; nothing is pickled."""
+"""What a step takes: a batch, its settings, and the divergence that is expected of it.
 
-import itertools
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+The same for a new step and for one that is taken again from the journal, on every rank.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from learner.journal.progress import Progress
+from learner.objective.entropy_switch import EntropySwitch
 from learner.objective.menu import MENU
 from learner.step_settings import StepSettings
+from learner.training.work_shares import Instruction
 from node.errors import StartupError
 from node.rollout import EncodedGroup, RolloutGroup
 from node.wire.rollouts import group_from_wire, source_of
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Instruction:
-    """Something to do, and what it takes."""
-
-    name: str
-    values: Mapping[str, Any]
-    blobs: Sequence[bytes] = ()
-
-    def to_bytes(self) -> bytes:
-        """Return it encoded."""
-        told = {"name": self.name, "values": self.values, "blobs": [len(blob) for blob in self.blobs]}
-        header = json.dumps(told).encode()
-        return b"".join([len(header).to_bytes(8, "little"), header, *self.blobs])
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Return what ``to_bytes`` encoded."""
-        start = 8 + int.from_bytes(data[:8], "little")
-        told = json.loads(data[8:start])
-        ends = itertools.accumulate(told["blobs"], initial=start)
-        return cls(told["name"], told["values"], [data[a:b] for a, b in itertools.pairwise(ends)])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,3 +75,50 @@ class StepInputs:
             settings=settings,
             expected_kl_nats=expected if told["has_expected"] else None,
         )
+
+
+def next_step(
+    groups: Sequence[RolloutGroup],
+    expected_kl_nats: Sequence[dict[int, float]],
+    settings: StepSettings,
+    progress: Progress,
+) -> StepInputs:
+    """Return the step to take from where ``progress`` is, without SFPO's fast steps once they are over.
+
+    Args:
+        expected_kl_nats: divergence expected of the tokens of each group, by the version that drew them.
+    """
+    fast_steps = settings.fast_steps * switch_before(progress, settings).is_on
+    return StepInputs(
+        groups,
+        version=progress.version,
+        settings=settings.model_copy(update={"fast_steps": fast_steps}),
+        expected_kl_nats=[
+            np.array([nats[version] for version in versions_of_tokens(group).tolist()])
+            for group, nats in zip(groups, expected_kl_nats, strict=True)
+        ],
+    )
+
+
+def switch_before(progress: Progress, settings: StepSettings) -> EntropySwitch:
+    """Return SFPO's switch as a step with these settings finds it."""
+    return replace(progress.entropy_switch, threshold=settings.fast_steps_until_deviations)
+
+
+def versions_of_tokens(group: RolloutGroup) -> NDArray[np.int64]:
+    """Return the version that drew each drawn token of a group."""
+    versions = [completion.of_drawn(completion.policy_version) for completion in group.completions]
+    return np.concatenate(versions).astype(np.int64)
+
+
+def token_ages(group: RolloutGroup, *, version: int) -> tuple[tuple[int, float], ...]:
+    """Return each staleness that drawn tokens of a group have at ``version``, and their share.
+
+    A completion that was sampled while versions were swapped has tokens of several.
+    """
+    drawn_from = versions_of_tokens(group)
+    numbers, tokens = np.unique(drawn_from, return_counts=True)
+    return tuple(
+        (version - number, count / drawn_from.size)
+        for number, count in zip(numbers.tolist(), tokens.tolist(), strict=True)
+    )
