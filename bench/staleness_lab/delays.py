@@ -1,7 +1,8 @@
 """How old a group is when it is trained on, in versions, for each group of each step.
 
 A sampler's behaviour policy is the learner of ``lag`` versions ago. ``staleness`` is the lag itself
-(fixed) or the most it can be (the others); a run's first versions have nothing older than version 0.
+(fixed), of every other group, the rest being fresh (humps), or the most it can be (the others); a run's
+first versions have nothing older than version 0.
 """
 
 from collections.abc import Callable
@@ -51,6 +52,10 @@ def _weibull(rng: np.random.Generator, staleness: int, shape: tuple[int, int]) -
     return _in_versions(_WEIBULL_SCALE_S * rng.weibull(_WEIBULL_SHAPE, size=shape), staleness)
 
 
+def _humps(_: np.random.Generator, staleness: int, shape: tuple[int, int]) -> NDArray[np.int64]:
+    return np.broadcast_to(staleness * (np.arange(shape[1]) % 2), shape)
+
+
 def _in_versions(seconds: NDArray[np.float64], staleness: int) -> NDArray[np.int64]:
     share = np.clip(seconds, _LOWER_S, _UPPER_S) / _UPPER_S
     return np.rint(share * staleness).astype(np.int64)
@@ -61,4 +66,5 @@ DELAYS: Final[dict[str, Callable[[np.random.Generator, int, tuple[int, int]], ND
     "uniform": _uniform,
     "lognormal": _lognormal,
     "weibull": _weibull,
+    "humps": _humps,
 }

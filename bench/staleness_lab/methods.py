@@ -55,15 +55,37 @@ class Recipe:
         return f"{self.objective}({', '.join(f'{name}={value}' for name, value in numbers.items())})"
 
 
+_FORM: Final = "bench.staleness_lab.forms:form"
+_FORMER: Final = {"measures": True, "fades": True, "shares": True}
+
+FORMS: Final = {
+    "plain": Recipe(_FORM),
+    "plain, weighs completions": Recipe(_FORM, {"weighs": "completions"}),
+    "plain, weighs failures": Recipe(_FORM, {"weighs": "failures"}),
+    "plain, weighs nothing": Recipe(_FORM, {"weighs": "nothing"}),
+    "plain, leaves nothing alone": Recipe(_FORM, {"most_nats": 99.0, "least_nats": 99.0}),
+    "plain, at most 0.1 nats": Recipe(_FORM, {"most_nats": 0.1}),
+    "plain, measured": Recipe(_FORM, {"measures": True}),
+    "former": Recipe(_FORM, _FORMER),
+    "former, supposed": Recipe(_FORM, {**_FORMER, "measures": False}),
+    "former, without q/E": Recipe(_FORM, {**_FORMER, "shares": False}),
+    "former, without f": Recipe(_FORM, {**_FORMER, "fades": False}),
+}
+"""The default, and what it is made of, one part at a time; see ``forms``."""
+
+RIVALS: Final = {
+    "m2po": Recipe("bench.staleness_lab.rivals:m2po"),
+    "vcpo": Recipe("bench.staleness_lab.rivals:vcpo", scales_rate=True),
+    "drpo": Recipe("bench.staleness_lab.rivals:drpo"),
+}
+
 COMPOSED: Final = {
     "version_aware+discount": Recipe("version_aware", discount="exponential"),
     "decoupled_ppo_log_linear": Recipe("decoupled_ppo", {"proximal": "log_linear"}),
-    "tis+vcpo": Recipe("tis", scales_rate=True),
-    "grpo+sfpo": Recipe("grpo", fast_steps=3),
 }
 """Beside every entry of the registry's menu, which is its own recipe."""
 
-RECIPES: Final = {name: Recipe(name) for name in MENU} | COMPOSED
+RECIPES: Final = {name: Recipe(name) for name in MENU} | COMPOSED | FORMS | RIVALS
 
 
 def _exponential(batch: ObjectiveBatch) -> Tensor:

@@ -22,7 +22,7 @@ from bench.staleness_lab.delays import lags
 from bench.staleness_lab.drift import Drift
 from bench.staleness_lab.measures import BINS, Measures
 from bench.staleness_lab.methods import SFPO_SHARE, Method
-from bench.staleness_lab.mismatch import outlier_shift, recorded_logprob, sampling_weights
+from bench.staleness_lab.mismatch import given_reward, outlier_shift, recorded_logprob, sampling_weights
 from bench.staleness_lab.seeds import Rows, pull, runs_at_once
 from bench.staleness_lab.tasks import Completions, Task
 from learner.objective.slow_fast import slow_fast_step
@@ -53,10 +53,7 @@ class PolicyHistory:
 
 
 def simulate(cell: Cell, task: Task, method: Method) -> Outcome:
-    """Run a cell from its start policies to its last version.
-
-    Of a tuning cell only the start and the end are evaluated, and nothing is measured.
-    """
+    """Run a cell from its start policies to its last version."""
     started = time.process_time()
     theta = task.start(cell.seeds)
     adam = Adam(theta, cell.learning_rate, gradient_clip_norm=_GRADIENT_CLIP_NORM)
@@ -69,9 +66,7 @@ def simulate(cell: Cell, task: Task, method: Method) -> Outcome:
     groups = task.groups // task.steps
     at_once = runs_at_once(method, groups=groups, group_size=task.group_size, tokens=task.tokens)
     measures, drift = Measures(cell.versions), Drift(len(cell.seeds))
-    is_followed = cell.purpose == "report"
-    evaluations = np.linspace(0, cell.versions, EVALUATIONS).round().astype(int)
-    evaluated_at = set((evaluations if is_followed else evaluations[[0, -3, -2, -1]]).tolist())
+    evaluated_at = set(np.linspace(0, cell.versions, EVALUATIONS).round().astype(int).tolist())
     measured_every = max(1, min(_MEASURE_EVERY, cell.versions // BINS))
     scores, skipped = [], 0
     for version in range(cell.versions):
@@ -80,12 +75,13 @@ def simulate(cell: Cell, task: Task, method: Method) -> Outcome:
         history.keep(version, theta)
         prompt, lag = prompts[version], lag_table[version]
         uniform = torch.stack([torch.rand(shape, generator=each) for each in randomness])
-        behaviour = sampling_weights(cell.mismatch, history.behind(version, lag))
-        completions = _sampled(task, behaviour, prompt, uniform, lag)
+        behaviour = sampling_weights(cell.mismatch, history.behind(version, lag), task.shapes)
+        is_one = cell.mismatch != "samplers" and bool((lag == lag[:, :1]).all())
+        completions = _sampled(task, behaviour, prompt, uniform, is_one=is_one)
         step = _Version(task, method, theta, adam, prompt, lag, completions, at_once)
         step.take(cell.mismatch, noise, drift)
         skipped += step.skipped
-        if is_followed and version % measured_every == 0:
+        if version % measured_every == 0:
             assert step.policy is not None
             assert step.weight is not None
             measures.add(version, completions=completions, policy=step.policy, weight=step.weight, lag=lag)
@@ -138,7 +134,7 @@ class _Version:
             learner=recorded,  # until a step knows it
             behaviour=recorded if self._shift is None else recorded + self._shift.recorded,
             mask=completions.mask.flatten(1, 2),
-            reward=completions.reward.flatten(1),
+            reward=given_reward(mismatch, completions.reward.flatten(1), noise),
             staleness=self._lag.repeat_interleave(task.group_size, dim=1),
             group_size=task.group_size,
             expected_kl=self._by_token(drift.expected(self._lag)),
@@ -220,10 +216,11 @@ def _lags(cell: Cell, task: Task) -> Tensor:
     return torch.from_numpy(np.stack(drawn, axis=1))
 
 
-def _sampled(task: Task, behaviour: Tensor, prompt: Tensor, uniform: Tensor, lag: Tensor) -> Completions:
-    """Write the version's completions, [seeds, groups, ...]; equal lags share one model."""
+def _sampled(task: Task, behaviour: Tensor, prompt: Tensor, uniform: Tensor, *, is_one: bool) -> Completions:
+    """Write the version's completions, [seeds, groups, ...]; ``is_one``: all groups of a seed share a
+    model."""
     with torch.no_grad():
-        if bool((lag == lag[:, :1]).all()):
+        if is_one:
             return task.sample(behaviour[:, 0], prompt, uniform)
         apart = task.sample(
             behaviour.flatten(0, 1), prompt.reshape(-1, 1), uniform.flatten(0, 1).unsqueeze(1)

@@ -1,6 +1,6 @@
 """Numbers from finished cells: where runs end, how far they fell, how fast they learned, what is chance."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -122,46 +122,3 @@ def simultaneous(differences: Floats) -> list[Interval]:
         )
         for mean, error in zip(means, errors, strict=True)
     ]
-
-
-Condition = tuple[str, int, str]
-"""Delay, staleness, mismatch."""
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Finished cells by what they are."""
-
-    cells: dict[tuple[str, str, Condition], Outcome]
-    """(task, method, condition) -> outcome."""
-
-    @classmethod
-    def of(cls, outcomes: Iterable[Outcome]) -> "Table":
-        """Take the outcomes of one plan."""
-        return cls(
-            {
-                (o.cell.task, o.cell.method, (o.cell.delay, o.cell.staleness, o.cell.mismatch)): o
-                for o in outcomes
-            }
-        )
-
-    def get(self, task: str, method: str, condition: Condition) -> Outcome | None:
-        """Return a cell, or None if it has not run."""
-        return self.cells.get((task, method, condition))
-
-    def fixed(self, task: str, method: str, staleness: int) -> Outcome | None:
-        """Return a cell of the fixed delay without mismatch."""
-        return self.get(task, method, ("fixed", staleness, "none"))
-
-    def methods(self, task: str, condition: Condition) -> dict[str, Outcome]:
-        """Return every method's cell in a condition."""
-        return {
-            method: outcome
-            for (each, method, where), outcome in self.cells.items()
-            if (each, where) == (task, condition)
-        }
-
-
-def mean_measure(outcome: Outcome, name: str) -> float:
-    """Return a measure's mean over the run; nan where any tenth was not finite."""
-    return float(np.mean([np.nan if value is None else value for value in outcome.measures[name]]))

@@ -23,6 +23,12 @@ def test_a_fixed_delay_is_the_staleness_itself_once_the_run_is_old_enough() -> N
     assert (drawn[32:] == 32).all()
 
 
+def test_of_two_humps_every_other_group_is_fresh_and_the_rest_as_old_as_can_be() -> None:
+    drawn = lags("humps", staleness=32, versions=100, groups=4, seed=0)
+    assert (drawn[:, [0, 2]] == 0).all()
+    assert drawn[:, 1].tolist() == drawn[:, 3].tolist() == [min(v, 32) for v in range(100)]
+
+
 @pytest.mark.parametrize(("delay", "mean"), [("uniform", 0.5), ("lognormal", 0.213), ("weibull", 0.399)])
 def test_the_mean_lag_is_the_models_mean_over_1920_s(delay: str, mean: float) -> None:
     # lognormal: exp(5.82721 + 0.61733^2 / 2) = 410.6 s, a little less when clipped; Weibull: 766 s.

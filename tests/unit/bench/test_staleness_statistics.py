@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from bench.staleness_lab.cells import Cell, Floats, Outcome
+from bench.staleness_lab.cells import Cell, Floats, Outcome, Setting
 from bench.staleness_lab.statistics import (
     Estimate,
     best_scores,
@@ -13,7 +13,6 @@ from bench.staleness_lab.statistics import (
     simultaneous,
     versions_to_learn,
 )
-from bench.staleness_lab.trials import Setting
 
 RISES_AND_FALLS = (0.0, 0.9, 0.9, 0.9, 0.3, 0.3, 0.3)
 RISES = (0.0, 0.2, 0.4, 0.6, 0.9, 0.9, 0.9)
@@ -22,7 +21,7 @@ RISES = (0.0, 0.2, 0.4, 0.6, 0.9, 0.9, 0.9)
 def outcome(*scores: tuple[float, ...]) -> Outcome:
     """An outcome of which only the scores matter."""
     seeds = tuple(range(len(scores)))
-    cell = Cell("tune", "digits", "gepo", Setting(), "", "fixed", 0, "none", 1e-3, seeds, versions=60)
+    cell = Cell("digits", "gepo", Setting(), "", "fixed", 0, "none", 1e-3, seeds, versions=60)
     return Outcome(cell=cell, scores=scores, measures={}, skipped=0.0, seconds=0.0)
 
 
