@@ -9,6 +9,7 @@ The predecessor (version 0.3) measured d, let f grow with the completion's diver
 by GEPO's q_i / E.
 """
 
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import torch
@@ -17,14 +18,25 @@ from torch import Tensor
 
 from learner.objective.advantage import standardised_advantage
 from learner.objective.batch import ObjectiveBatch, ObjectiveOutcome, mean_of_token_means
-from learner.objective.divergence import kl_behaviour_learner, supposed_divergence
+from learner.objective.divergence import kl_behaviour_learner
 from learner.objective.importance import log_group_expectation, trust_by_divergence
 from learner.objective.options import Options
+
+_SUPPOSED_NATS_PER_VERSION: Final = 4.5e-4
+"""A random walk of log p/q whose steps have a standard deviation of 0.03."""
 
 _LEAST_MOVE_NATS: Final = 0.03
 _HELD_NATS: Final = 2.0
 _RECORD_TOKENS: Final = 2.0
 _SCALE_NATS: Final = 2.0
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedBatch(ObjectiveBatch):
+    """A batch with what a learner has measured of the divergence of tokens of its ages."""
+
+    recorded_nats: Tensor | None = None
+    """[n, t], >= 0, nats. None: nothing yet; then it is supposed."""
 
 
 class FormOptions(Options):
@@ -53,9 +65,9 @@ class FormOptions(Options):
 def form(batch: ObjectiveBatch, options: FormOptions) -> ObjectiveOutcome:
     """Return the loss of one form."""
     log_ratio = batch.log_ratio
-    expected = (
-        batch.expected_divergence if options.measures else supposed_divergence(batch.staleness_versions)
-    )
+    expected = _SUPPOSED_NATS_PER_VERSION * batch.staleness_versions.double()
+    if options.measures and isinstance(batch, RecordedBatch) and batch.recorded_nats is not None:
+        expected = batch.token_mean(batch.recorded_nats.double())
     advantage = standardised_advantage(batch.reward, batch.groups)
     limit = torch.sqrt(2 * expected).clamp(min=options.least_nats).clamp(max=options.most_nats)
     weight = _weight(batch, advantage, expected, options)

@@ -1,9 +1,9 @@
 """Which cells there are, in the order in which they run; all of it written before any report task had run
 off policy.
 
-Report tasks are newer than every objective compared. Their versions and learning rates were chosen with GRPO,
-with fresh groups, on seeds 1000 and 1001; the code was tried on the first 30 versions of three methods on seeds
-0 to 2. The report has neither.
+Report tasks are newer than every objective compared. Their versions and learning rates were chosen with
+GRPO, with fresh groups, on seeds 1000 and 1001; the code was tried on the first 30 versions of three
+methods on seeds 0 to 2. The report has neither.
 
 What the report decides: ``plain`` is the default unless ``former``, or a former with a part out, is better
 by an interval in more of the cells below than it is worse; what it has beyond ``plain`` goes. ``plain,
@@ -18,8 +18,11 @@ from typing import Final
 from bench.staleness_lab.cells import Cell, Setting
 from bench.staleness_lab.methods import RECIPES
 
-DEFAULT: Final = "plain"
-"""What all others are compared with."""
+CANDIDATE: Final = "plain"
+"""What the rule compares all forms with."""
+
+SHIPPED: Final = "plain, weighs completions"
+"""What it chose: the menu's ``drift_aware``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,16 @@
-"""The report: how it was done, and every cell beside the default, as Markdown."""
+"""The report: how it was done, what decided, and every cell beside the default, as Markdown."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from bench.staleness_lab.cells import Cell, Outcome
-from bench.staleness_lab.plan import DEFAULT, REPORT, Row
+from bench.staleness_lab.methods import FORMS
+from bench.staleness_lab.plan import CANDIDATE, REPORT, SHIPPED, Row
 from bench.staleness_lab.results import Results
-from bench.staleness_lab.statistics import Interval, simultaneous
+from bench.staleness_lab.statistics import CONFIDENCE, Interval, collapsed_share, simultaneous
 
 _ABOUT: Final = """\
 # The staleness laboratory
@@ -17,10 +18,30 @@ _ABOUT: Final = """\
 A policy of version v is trained on completions that the policy of version v - lag wrote. Prompts,
 randomness, lags and faults are a matter of the seed alone, so methods are compared seed by seed. All have
 the same Adam, the same bound on the gradient norm, and no KL penalty. A run ends at the mean of its last
-three of 25 evaluations on held-out prompts.
+three of 25 evaluations on held-out prompts, and has collapsed if that is below 80 % of its best.
 
-Settings, tasks, rows and seeds were frozen in {commit}, before any report task had run off policy.
-{finished} of {cells} cells have run: {hours:.1f} processor hours.
+**Frozen before.** Tasks, rows, seeds, settings, methods and the rule that chooses the default were
+committed ({commit}) before any report task had run off policy; the rule is at the top of `plan.py` there.
+{finished} of {cells} cells have run: {hours:.1f} processor hours. The rest are shown as -. Raw lines:
+`staleness_report.jsonl.gz`; `python -m bench.staleness report` goes on where they end.
+
+**Tasks.** *safes*: 64 tokens, three of which must be right, a table of logits, {safes} seeds. *prices*:
+one token, a reward with a cliff, a perceptron, {prices} seeds. *lander*: up to 20 moves, graded reward, a
+perceptron, {lander} seeds. *sorting*: a two-layer language model that writes a word's letters in order,
+{sorting} seeds; its intervals are wide. All are tiny beside a real model.
+
+**Rows.** *lag L*: every group is L versions old. *half fresh, half L*: every other group. *flipped*: 15 %
+of the rewards are 1 - reward. *samplers*: every other group is drawn at a temperature of 0.7, the rest at
+1.3. *quantised*: fresh groups, drawn with weights of 4 bits.
+
+**Settings.** Menu methods, M2PO and VCPO have the best of nine settings each on six older tasks (history:
+`bench.staleness tune` of 0.3); "as published" where that was the best. DRPO was written from its
+description, at DPPO's published limit, and has not been tuned; neither have the forms of the default. GAC
+(arXiv:2603.01501) is not here: we could not read its thresholds.
+
+Numbers are points of score. A difference is to `{shipped}`, which the menu has as `drift_aware`, on the
+same seeds; the intervals of one column hold together with a confidence of {confidence:.0%} (largest |t|
+under random signs of the seeds).
 """
 
 
@@ -28,48 +49,119 @@ def write_report(path: Path, cells: Sequence[Cell], results: Results, *, commit:
     """Write what the finished cells show."""
     finished = results.of(cells)
     about = _ABOUT.format(
-        commit=f"commit {commit}" if commit else "nothing: this is a quick look",
+        commit=commit or "not at all: this is a quick look",
         finished=len(finished),
         cells=len(cells),
         hours=sum(outcome.seconds for outcome in finished) / 3600,
+        shipped=SHIPPED,
+        confidence=CONFIDENCE,
+        **{task: len(plan.seeds) for task, plan in REPORT.items()},
     )
     tables = [_table(task, [o for o in finished if o.cell.task == task]) for task in REPORT]
-    path.write_text("\n\n".join([about, *tables]) + "\n")
+    path.write_text("\n\n".join([about, _decision(finished), _summary(finished), *tables]) + "\n")
 
 
-def row_of(cell: Cell) -> Row:
-    """Return the row that a cell is in."""
-    return Row(cell.delay, cell.staleness, cell.mismatch)
+def places(outcomes: Iterable[Outcome]) -> dict[tuple[str, Row], dict[str, Outcome]]:
+    """Return the outcome of each method, by task and row."""
+    found: dict[tuple[str, Row], dict[str, Outcome]] = {}
+    for outcome in outcomes:
+        cell = outcome.cell
+        row = Row(cell.delay, cell.staleness, cell.mismatch)
+        found.setdefault((cell.task, row), {})[cell.method] = outcome
+    return found
 
 
-def differences(outcomes: Iterable[Outcome]) -> dict[str, Interval]:
-    """Return how far each method of one place ends above the default, on the same seeds, as one family."""
-    ends = {outcome.cell.method: outcome.ends for outcome in outcomes}
-    if DEFAULT not in ends:
+def differences(here: Mapping[str, Outcome], *, to: str) -> dict[str, Interval]:
+    """Return how far each other method of one place ends above ``to``, on the same seeds, as one family."""
+    others = [method for method in here if method != to] if to in here else []
+    if not others:
         return {}
-    rivals = [method for method in ends if method != DEFAULT]
-    found = simultaneous(np.array([ends[method] - ends[DEFAULT] for method in rivals])) if rivals else []
-    return dict(zip(rivals, found, strict=True))
+    found = simultaneous(np.array([here[method].ends - here[to].ends for method in others]))
+    return dict(zip(others, found, strict=True))
+
+
+def _decision(outcomes: Sequence[Outcome]) -> str:
+    """Forms of the default beside the candidate that the rule names, in every place."""
+    by_place = places(outcomes)
+    forms = [form for form in FORMS if form != CANDIDATE]
+    intervals = {
+        place: differences({m: o for m, o in here.items() if m in FORMS}, to=CANDIDATE)
+        for place, here in by_place.items()
+    }
+    lines = []
+    for form in forms:
+        found = [(place, each[form]) for place, each in intervals.items() if form in each]
+        words = [interval.verdict for _, interval in found]
+        if not found:
+            continue
+        ordered = sorted((interval for _, interval in found), key=lambda interval: interval.mean)
+        lines.append(
+            [
+                f"**{form}**" if form == SHIPPED else form,
+                *(str(words.count(word)) for word in ("better", "tied", "worse")),
+                f"{100 * np.mean([interval.mean for _, interval in found]):+.1f}",
+                _interval(ordered[0]),
+                _interval(ordered[-1]),
+            ]
+        )
+    head = [f"beside `{CANDIDATE}`", "better", "tied", "worse", "mean", "least", "most"]
+    return f"## What decided\n\n{_markdown(head, lines)}"
+
+
+def _summary(outcomes: Sequence[Outcome]) -> str:
+    """Each method beside the default, and how far it ends below the best of each place."""
+    by_place = places(outcomes)
+    intervals = {place: differences(here, to=SHIPPED) for place, here in by_place.items()}
+    best = {place: max(float(o.ends.mean()) for o in here.values()) for place, here in by_place.items()}
+    lines = []
+    for method in dict.fromkeys(outcome.cell.method for outcome in outcomes):
+        here = {place: each[method] for place, each in by_place.items() if method in each}
+        lost = {place: 100 * (best[place] - float(outcome.ends.mean())) for place, outcome in here.items()}
+        words = [intervals[place][method].verdict for place in here if method in intervals[place]]
+        where = max(lost, key=lost.__getitem__)
+        collapsed = np.mean([collapsed_share(outcome) for outcome in here.values()])
+        counts = [str(words.count(word)) if words else "-" for word in ("better", "tied", "worse")]
+        name = f"**{method}**" if method == SHIPPED else method
+        numbers = [f"{np.mean(list(lost.values())):.1f}", f"{lost[where]:.1f}", f"{where[0]}, {where[1]}"]
+        setting = str(next(iter(here.values())).cell.setting)
+        lines.append(
+            (len(here), float(np.mean(list(lost.values()))), [name, setting, str(len(here)), *numbers])
+        )
+        lines[-1][2].extend([f"{collapsed:.0%}", *counts])
+    lines.sort(key=lambda line: (-line[0], line[1]))
+    head = [
+        *("method", "setting", "cells", "mean lost", "most lost", "where", "collapsed"),
+        *("better than default", "tied", "worse"),
+    ]
+    about = (
+        "Lost: points below the best of the place; only methods with as many cells may be compared. Better, "
+        "tied, worse: places in which the interval of the difference to the default says so."
+    )
+    return f"## All places\n\n{about}\n\n{_markdown(head, [line for _, _, line in lines])}"
 
 
 def _table(task: str, outcomes: Sequence[Outcome]) -> str:
-    """Methods by rows: where the default ends, and how far each other is above it, in points."""
-    rows = list(dict.fromkeys(row_of(outcome.cell) for outcome in outcomes))
-    methods = list(dict.fromkeys(outcome.cell.method for outcome in outcomes))
+    """Methods by rows: where the default ends, and how far each other is above it."""
+    by_place = places(outcomes)
     settings = {outcome.cell.method: str(outcome.cell.setting) for outcome in outcomes}
-    here = {row: [o for o in outcomes if row_of(o.cell) == row] for row in rows}
-    intervals = {row: differences(here[row]) for row in rows}
-    lines = [["method", "setting", *map(str, rows)], ["---", "---", *["---:"] * len(rows)]]
-    for method in methods:
-        entries = [_entry(method, here[row], intervals[row]) for row in rows]
-        lines.append([f"**{method}**" if method == DEFAULT else method, settings[method], *entries])
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"## {task}\n\n{table}"
+    intervals = {place: differences(here, to=SHIPPED) for place, here in by_place.items()}
+    lines = []
+    for method in sorted(settings, key=lambda each: each != SHIPPED):
+        entries = []
+        for place, here in by_place.items():
+            if method in intervals[place]:
+                entries.append(_interval(intervals[place][method]))
+            else:
+                entries.append(f"{100 * here[method].ends.mean():.1f}" if method in here else "-")
+        name = f"**{method}**" if method == SHIPPED else method
+        lines.append([name, settings[method], *entries])
+    return f"## {task}\n\n{_markdown(['method', 'setting', *(str(row) for _, row in by_place)], lines)}"
 
 
-def _entry(method: str, outcomes: Sequence[Outcome], intervals: dict[str, Interval]) -> str:
-    if method in intervals:
-        each = intervals[method]
-        return f"{100 * each.mean:+.1f} [{100 * each.low:+.1f}, {100 * each.high:+.1f}]"
-    ends = [outcome.ends for outcome in outcomes if outcome.cell.method == method]
-    return f"{100 * ends[0].mean():.1f}" if ends else "-"
+def _interval(each: Interval) -> str:
+    return f"{100 * each.mean:+.1f} [{100 * each.low:+.1f}, {100 * each.high:+.1f}]"
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

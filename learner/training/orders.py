@@ -6,9 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
 from learner.objective.menu import MENU
 from learner.step_settings import StepSettings
 from node.errors import StartupError
@@ -48,22 +45,16 @@ class StepOrder:
     version: int
     """The learner's before the step."""
     settings: StepSettings
-    expected_kl_nats: Sequence[NDArray[np.float64]] | None = None
-    """See ``objective_batch``."""
 
     @property
     def order(self) -> Order:
         """The order that says it."""
         encoded = [group_to_wire(group) for group in self.groups]
-        expected = self.expected_kl_nats
         values = {
             "version": self.version,
             "settings": self.settings.model_dump(),
-            "groups": len(encoded),
-            "has_expected": expected is not None,
         }
         blobs = [part for group in encoded for part in group.parts]
-        blobs += [np.asarray(nats, "<f8").tobytes() for nats in expected or ()]
         return Order("step", values, blobs)
 
     @classmethod
@@ -82,9 +73,7 @@ class StepOrder:
                 f"the first rank's objective is {settings.objective!r}, this one's {objective!r}",
                 fix="Start all ranks with one configuration.",
             )
-        count = told["groups"]
-        parts = iter(order.blobs[: 2 * count])
-        expected = [np.frombuffer(blob, "<f8") for blob in order.blobs[2 * count :]]
+        parts = iter(order.blobs)
         return cls(
             [
                 group_from_wire(EncodedGroup(header, columns))
@@ -92,5 +81,4 @@ class StepOrder:
             ],
             version=told["version"],
             settings=settings,
-            expected_kl_nats=expected if told["has_expected"] else None,
         )

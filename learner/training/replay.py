@@ -36,24 +36,15 @@ def settings_of(config: LearnerConfig) -> dict[str, object]:
 
 def next_step(
     groups: Sequence[RolloutGroup],
-    expected_kl_nats: Sequence[dict[int, float]],
     settings: StepSettings,
     progress: Progress,
 ) -> StepOrder:
-    """Return the step to take from where ``progress`` is, without SFPO's fast steps once they are over.
-
-    Args:
-        expected_kl_nats: divergence expected of the tokens of each group, by the version that drew them.
-    """
+    """Return the step to take from where ``progress`` is, without SFPO's fast steps once they are over."""
     fast_steps = settings.fast_steps * switch_before(progress, settings).is_on
     return StepOrder(
         groups,
         version=progress.version,
         settings=settings.model_copy(update={"fast_steps": fast_steps}),
-        expected_kl_nats=[
-            np.array([nats[version] for version in versions_of_tokens(group).tolist()])
-            for group, nats in zip(groups, expected_kl_nats, strict=True)
-        ],
     )
 
 
@@ -129,7 +120,7 @@ def take_again(
     batch = [group_from_wire(group) for group in groups]
     try:
         then.restore(device)
-        outcome = trainer.step(next_step(batch, entry.expected_kl_nats, settings.step, progress))
+        outcome = trainer.step(next_step(batch, settings.step, progress))
     finally:
         random_state.restore(device)
     if not outcome.is_applied or not trainer.is_finite():

@@ -14,7 +14,6 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
-from numpy.typing import NDArray
 
 from learner.config import LearnerConfig
 from learner.intake.divergence_panel import Observed
@@ -45,9 +44,6 @@ from node.run import StepRecord
 from node.wire.rollouts import group_to_wire
 
 logger = logging.getLogger(__name__)
-
-ExpectedDivergence = Callable[[str, NDArray[np.int64]], NDArray[np.float64]]
-"""Takes a sampler's id and the ages of some of its tokens, see ``DivergencePanel.expected``."""
 
 Evaluations = Callable[[], EvaluationNotice]
 """Called in any thread."""
@@ -203,7 +199,6 @@ class TrainingState:
         batch: Sequence[RolloutGroup],
         *,
         unacknowledged: Sequence[StepRecord],
-        expected_divergence: ExpectedDivergence,
         evaluations: Evaluations,
     ) -> StepTaken | None:
         """Train on ``batch``, if it teaches anything. ``save`` must follow, as often as it takes.
@@ -219,9 +214,8 @@ class TrainingState:
         """
         started_s, self._masters_wait_s = self._clock.monotonic(), 0.0
         random_state = RandomState.on(self.policy.device)
-        expected_kl_nats = tuple(self._expected(one, expected_divergence) for one in batch)
         settings = StepSettings.of(self.config)
-        outcome = self.trainer.step(next_step(batch, expected_kl_nats, settings, self.progress))
+        outcome = self.trainer.step(next_step(batch, settings, self.progress))
         if not outcome.is_finite:
             return None
         if outcome.is_applied and not self.trainer.is_finite():
@@ -245,7 +239,6 @@ class TrainingState:
             best=self._best,
             entropy_switch=switch_before(self.progress, settings).observe(outcome.numbers.surprisal_nats),
             settings=self._recorded_settings,
-            expected_kl_nats=expected_kl_nats,
             cuda_state_bytes=len(random_state.cuda),
         )
         return StepTaken(line, entry, random_state.to_bytes(), encoded, observed)
@@ -399,12 +392,6 @@ class TrainingState:
         if version is None or version.number != self.version:
             return None
         return root_of(self.policy.master_words) == version.root
-
-    def _expected(self, one: RolloutGroup, expected_divergence: ExpectedDivergence) -> dict[int, float]:
-        """Return the divergence expected of a group's tokens, by the version that drew them."""
-        versions = np.unique(versions_of_tokens(one))
-        nats = expected_divergence(one.sampler_id, self.version - versions)
-        return dict(zip(versions.tolist(), nats.tolist(), strict=True))
 
     def has_news_of_best(self, evaluated: EvaluationNotice) -> bool:
         """Whether evaluations say that another version is the best than is written down."""
