@@ -35,7 +35,7 @@ def bandit(tmp_path_factory: pytest.TempPathFactory) -> DigitsBandit:
 
 @pytest.mark.parametrize("mismatch", MISMATCHES)
 def test_a_seed_runs_the_same_whichever_seeds_run_beside_it(bandit: DigitsBandit, mismatch: str) -> None:
-    for delay in ("fixed", "uniform"):
+    for delay in ("fixed", "humps"):
         both = replace(CELL, delay=delay, mismatch=mismatch, versions=12)
         alone = replace(both, seeds=(1,))
         method = Method.named(CELL.method)
@@ -44,7 +44,7 @@ def test_a_seed_runs_the_same_whichever_seeds_run_beside_it(bandit: DigitsBandit
 
 def test_a_run_repeats_itself_and_differs_between_seeds() -> None:
     task = Codes(8)
-    cell = replace(CELL, task="codes8", delay="weibull", staleness=8, mismatch="outliers")
+    cell = replace(CELL, task="codes8", delay="humps", staleness=8, mismatch="flipped")
     once, again = (simulate(cell, task, Method.named("grpo")) for _ in range(2))
     assert once.scores == again.scores
     assert once.measures == again.measures
