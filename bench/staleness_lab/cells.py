@@ -27,9 +27,7 @@ class Setting:
     def __str__(self) -> str:
         """Write the setting as it stands in tables."""
         rate = [] if self.rate == 1 else [f"rate x {self.rate:.3g}"]
-        return (
-            ", ".join([*rate, *(f"{name} {value}" for name, value in self.changes.items())]) or "as published"
-        )
+        return ", ".join([*rate, *(f"{name} {value}" for name, value in self.changes.items())]) or "defaults"
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ of the rewards are 1 - reward. *samplers*: every other group is drawn at a tempe
 1.3. *quantised*: fresh groups, drawn with weights of 4 bits.
 
 **Settings.** Menu methods, M2PO and VCPO have the best of nine settings each on six older tasks (history:
-`bench.staleness tune` of 0.3); "as published" where that was the best. DRPO was written from its
+`bench.staleness tune` of 0.3); "defaults" where those, the published ones, were not behind. DRPO was written from its
 description, at DPPO's published limit, and has not been tuned; neither have the forms of the default. GAC
 (arXiv:2603.01501) is not here: we could not read its thresholds.
 
@@ -97,7 +97,7 @@ def _decision(outcomes: Sequence[Outcome]) -> str:
         ordered = sorted((interval for _, interval in found), key=lambda interval: interval.mean)
         lines.append(
             [
-                f"**{form}**" if form == SHIPPED else form,
+                _bold(form),
                 *(str(words.count(word)) for word in ("better", "tied", "worse")),
                 f"{100 * np.mean([interval.mean for _, interval in found]):+.1f}",
                 _interval(ordered[0]),
@@ -111,33 +111,34 @@ def _decision(outcomes: Sequence[Outcome]) -> str:
 def _summary(outcomes: Sequence[Outcome]) -> str:
     """Each method beside the default, and how far it ends below the best of each place."""
     by_place = places(outcomes)
-    intervals = {place: differences(here, to=SHIPPED) for place, here in by_place.items()}
-    best = {place: max(float(o.ends.mean()) for o in here.values()) for place, here in by_place.items()}
+    beside = {place: differences(here, to=SHIPPED) for place, here in by_place.items()}
+    best = {place: max(here, key=lambda method: here[method].ends.mean()) for place, here in by_place.items()}
+    below = {place: differences(here, to=best[place]) for place, here in by_place.items()}
     lines = []
     for method in dict.fromkeys(outcome.cell.method for outcome in outcomes):
         here = {place: each[method] for place, each in by_place.items() if method in each}
-        lost = {place: 100 * (best[place] - float(outcome.ends.mean())) for place, outcome in here.items()}
-        words = [intervals[place][method].verdict for place in here if method in intervals[place]]
-        where = max(lost, key=lost.__getitem__)
-        collapsed = np.mean([collapsed_share(outcome) for outcome in here.values()])
+        lost = {place: each[method] for place, each in below.items() if method in each}
+        mean = -100 * sum(each.mean for each in lost.values()) / len(here)
+        words = [beside[place][method].verdict for place in here if method in beside[place]]
         counts = [str(words.count(word)) if words else "-" for word in ("better", "tied", "worse")]
-        name = f"**{method}**" if method == SHIPPED else method
-        numbers = [f"{np.mean(list(lost.values())):.1f}", f"{lost[where]:.1f}", f"{where[0]}, {where[1]}"]
-        setting = str(next(iter(here.values())).cell.setting)
-        lines.append(
-            (len(here), float(np.mean(list(lost.values()))), [name, setting, str(len(here)), *numbers])
-        )
-        lines[-1][2].extend([f"{collapsed:.0%}", *counts])
-    lines.sort(key=lambda line: (-line[0], line[1]))
+        entries = [_bold(method), str(next(iter(here.values())).cell.setting), str(len(here)), f"{mean:.1f}"]
+        if lost:
+            where = min(lost, key=lambda place: lost[place].mean)
+            entries += [_interval(lost[where]), f"{where[0]}, {where[1]}; {best[where]}"]
+        else:
+            entries += ["-", "-"]
+        collapsed = np.mean([collapsed_share(outcome) for outcome in here.values()])
+        lines.append((-len(here), mean, [*entries, f"{collapsed:.0%}", *counts]))
     head = [
-        *("method", "setting", "cells", "mean lost", "most lost", "where", "collapsed"),
+        *("method", "setting", "cells", "mean lost", "most lost", "where; to which", "collapsed"),
         *("better than default", "tied", "worse"),
     ]
     about = (
-        "Lost: points below the best of the place; only methods with as many cells may be compared. Better, "
-        "tied, worse: places in which the interval of the difference to the default says so."
+        "Lost: points below the best of the place, with the interval of the largest; only methods with as "
+        "many cells may be compared. Better, tied, worse: places in which the interval of the difference to "
+        "the default says so."
     )
-    return f"## All places\n\n{about}\n\n{_markdown(head, [line for _, _, line in lines])}"
+    return f"## All places\n\n{about}\n\n{_markdown(head, [line for _, _, line in sorted(lines)])}"
 
 
 def _table(task: str, outcomes: Sequence[Outcome]) -> str:
@@ -153,9 +154,12 @@ def _table(task: str, outcomes: Sequence[Outcome]) -> str:
                 entries.append(_interval(intervals[place][method]))
             else:
                 entries.append(f"{100 * here[method].ends.mean():.1f}" if method in here else "-")
-        name = f"**{method}**" if method == SHIPPED else method
-        lines.append([name, settings[method], *entries])
+        lines.append([_bold(method), settings[method], *entries])
     return f"## {task}\n\n{_markdown(['method', 'setting', *(str(row) for _, row in by_place)], lines)}"
+
+
+def _bold(method: str) -> str:
+    return f"**{method}**" if method == SHIPPED else method
 
 
 def _interval(each: Interval) -> str:

@@ -103,7 +103,8 @@ def test_the_report_says_who_is_ahead_of_the_default_and_what_has_not_run(tmp_pa
     assert "(abc)" in text
     assert "3 of 4 cells" in " ".join(text.split())
     assert f"| **{SHIPPED}** | 1 | 0 | 0 | +10.0 | +10.0 [+10.0, +10.0] | +10.0 [+10.0, +10.0] |" in text
-    assert "| grpo | as published | +20.0 [+20.0, +20.0] |" in text
-    assert f"| **{SHIPPED}** | as published | 60.0 |" in text
-    assert f"| plain | as published | 1 | 30.0 | 30.0 | safes, {HUMPS} | 0% | 0 | 0 | 1 |" in text
+    assert "| grpo | defaults | +20.0 [+20.0, +20.0] |" in text
+    assert f"| **{SHIPPED}** | defaults | 60.0 |" in text
+    lost = "1 | 30.0 | -30.0 [-30.0, -30.0]"
+    assert f"| plain | defaults | {lost} | safes, {HUMPS}; grpo | 0% | 0 | 0 | 1 |" in text
     assert "| dg " not in text
