@@ -52,7 +52,7 @@ class FormOptions(Options):
     """Whether p/q is multiplied by q_i / E."""
 
     weighs: Literal["tokens", "completions", "failures", "nothing"] = "tokens"
-    """What has a weight below 1: every token; completions, by their mean log ratio; tokens of failures;
+    """Bearers of weights below 1: every token; completions, by their mean log ratio; tokens of failures;
     nothing."""
 
     most_nats: float = Field(default=0.5, gt=0)

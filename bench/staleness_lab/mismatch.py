@@ -1,4 +1,4 @@
-"""What a real fleet adds to staleness: policies that are not the learner's, and rewards that are wrong.
+"""Faults that a real fleet adds to staleness: policies that are not the learner's, rewards that are wrong.
 
 none        completions are drawn from the learner's version, and earn what they earned
 quantised   completions are drawn, and recorded, by weights rounded to 4 bits

@@ -19,10 +19,10 @@ from bench.staleness_lab.cells import Cell, Setting
 from bench.staleness_lab.methods import RECIPES
 
 CANDIDATE: Final = "plain"
-"""What the rule compares all forms with."""
+"""The form with which the rule compares all others."""
 
 SHIPPED: Final = "plain, weighs completions"
-"""What it chose: the menu's ``drift_aware``."""
+"""The form that it chose: the menu's ``drift_aware``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class TaskPlan:
     learning_rate: float
     """Base rate that settings multiply."""
     seeds: tuple[int, ...] = ()
-    """Of the report."""
+    """Seeds of the report."""
 
 
 HUMPS: Final = Row("humps", 400)
@@ -60,7 +60,7 @@ QUANTISED: Final = Row("fixed", 0, "quantised")
 FRESH: Final = Row("fixed", 0)
 MODEL_HUMPS: Final = Row("humps", 128)
 MODEL_FLIPPED: Final = Row("fixed", 64, "flipped")
-"""Of the language model, whose runs are shorter."""
+"""Rows of the language model, whose runs are shorter."""
 
 REPORT: Final[Mapping[str, TaskPlan]] = {
     "safes": TaskPlan(800, 1e-2, tuple(range(20, 32))),

@@ -35,9 +35,9 @@ of the rewards are 1 - reward. *samplers*: every other group is drawn at a tempe
 1.3. *quantised*: fresh groups, drawn with weights of 4 bits.
 
 **Settings.** Menu methods, M2PO and VCPO have the best of nine settings each on six older tasks (history:
-`bench.staleness tune` of 0.3); "defaults" where those, the published ones, were not behind. DRPO was written from its
-description, at DPPO's published limit, and has not been tuned; neither have the forms of the default. GAC
-(arXiv:2603.01501) is not here: we could not read its thresholds.
+`bench.staleness tune` of 0.3); "defaults" where those, the published ones, were not behind. DRPO was
+written from its description, at DPPO's published limit, and has not been tuned; neither have the forms of
+the default. GAC (arXiv:2603.01501) is not here: we could not read its thresholds.
 
 Numbers are points of score. A difference is to `{shipped}`, which the menu has as `drift_aware`, on the
 same seeds; the intervals of one column hold together with a confidence of {confidence:.0%} (largest |t|

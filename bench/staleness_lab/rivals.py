@@ -27,7 +27,7 @@ class M2poOptions(Options):
     """M2PO."""
 
     limit: float = Field(default=0.04, gt=0)
-    """Of the mean of log^2 ratio over the tokens that stay."""
+    """Largest mean of log^2 ratio over the tokens that stay."""
 
 
 def m2po(batch: ObjectiveBatch, options: M2poOptions) -> ObjectiveOutcome:

@@ -63,7 +63,7 @@ def test_shares_of_token_weights_by_hand() -> None:
 def test_the_share_is_that_of_the_objectives_own_weights(
     objective: str, options: dict[str, float], nats: float
 ) -> None:
-    """Of its gradients: what a token of advantage +-1 pulls with."""
+    """As its gradients have them: how hard a token of advantage +-1 pulls."""
     rows = 100_000
     generator = torch.Generator().manual_seed(3)
     log_ratio = math.sqrt(2 * nats) * torch.randn(rows, 1, generator=generator, dtype=torch.float64) - nats
