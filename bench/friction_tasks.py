@@ -55,6 +55,7 @@ class FrictionTask:
 
     def __init__(self, task: Task, friction: Friction) -> None:
         self.groups, self.group_size, self.tokens = task.groups, task.group_size, task.tokens
+        self.shapes = task.shapes
         self.prompts, self.steps, self.shifts = task.prompts, task.steps, task.shifts
         self._task, self._friction = task, friction
         self._generators: list[torch.Generator] = []

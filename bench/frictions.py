@@ -23,16 +23,15 @@ import torch
 from scipy import stats  # type: ignore[import-untyped]
 
 from bench.friction_tasks import FRICTIONS, FrictionTask
-from bench.staleness import DATA, RECORD
-from bench.staleness_lab.cells import Cell, Floats
-from bench.staleness_lab.frozen import Frozen
-from bench.staleness_lab.methods import DEFAULT, RECIPES, Method
-from bench.staleness_lab.plan import FULL
+from bench.staleness import DATA, FROZEN, RECORD
+from bench.staleness_lab.cells import Cell, Floats, Setting
+from bench.staleness_lab.frozen import read_settings
+from bench.staleness_lab.methods import DEFAULT, Method
+from bench.staleness_lab.plan import Row, cell_of
 from bench.staleness_lab.pool import TASKS, cache_data
 from bench.staleness_lab.simulation import simulate
 from bench.staleness_lab.statistics import CONFIDENCE, simultaneous
 from bench.staleness_lab.tasks import Task
-from bench.staleness_lab.trials import Setting
 
 RESULTS: Final = RECORD / "frictions.jsonl"
 METHODS: Final = {
@@ -86,7 +85,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    settings = Frozen.read(RECORD / "staleness_frozen.json").settings
+    settings = read_settings(FROZEN)
     lines = {line.key: line for line in read(arguments.out)}
     found = []
     for (task, staleness), friction, method in product(PLACES, FRICTIONS, METHODS):
@@ -95,7 +94,8 @@ def main() -> int:
             continue
         key = (task, staleness, friction, method, str(setting), arguments.seeds)
         if key not in lines:
-            cell = cell_of(task, staleness, METHODS[method], setting, seeds=tuple(range(arguments.seeds)))
+            seeds = tuple(range(arguments.seeds))
+            cell = cell_of(task, Row("fixed", staleness), METHODS[method], setting, seeds=seeds)
             cache_data([task], DATA)
             lines[key] = replace(run(cell, TASKS[task](DATA), friction), method=method)
             with arguments.out.open("a") as out:
@@ -120,24 +120,6 @@ def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
 def applies(friction: str, task: str) -> bool:
     """Return whether a task has the friction: a policy that starts untrained cannot be flattened."""
     return FRICTIONS[friction].start_score is None or task not in ("maze", "digits")
-
-
-def cell_of(task: str, staleness: int, method: str, setting: Setting, *, seeds: tuple[int, ...]) -> Cell:
-    """Return a cell as the laboratory's report would run it."""
-    plan = FULL.design[task] if task in FULL.design else FULL.report[task]
-    return Cell(
-        purpose="report",
-        task=task,
-        method=method,
-        setting=setting,
-        recipe=str(RECIPES[method].changed(setting.changes)),
-        delay="fixed",
-        staleness=staleness,
-        mismatch="none",
-        learning_rate=plan.learning_rate * setting.rate,
-        seeds=seeds,
-        versions=plan.versions,
-    )
 
 
 def run(cell: Cell, task: Task, friction: str) -> Line:

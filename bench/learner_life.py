@@ -14,8 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from learner.config import LearnerConfig
 from learner.journal.records import Origin
 from learner.journal.restart import Due
@@ -128,7 +126,6 @@ def _take_steps(state: TrainingState, batch: Sequence[RolloutGroup], steps: int)
             taken = state.take_step(
                 delivered,
                 unacknowledged=(),
-                expected_divergence=lambda _, ages: np.zeros(len(ages)),
                 evaluations=EvaluationNotice,
             )
             if taken is None or taken.record is None:

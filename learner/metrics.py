@@ -26,7 +26,6 @@ _OF_STEP: Final = {
 _OF_AGE: Final = {
     "drift_nats": "KL(behaviour || learner) per token that an age alone makes.",
     "drift_error_nats": "Standard error of that.",
-    "expected_drift_nats": "The same, shrunk by its error towards what is supposed.",
     "expected_ess_ratio": "Effective sample size over sample size that follows from it.",
 }
 

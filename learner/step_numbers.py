@@ -91,10 +91,6 @@ class StepNumbers:
         "Share of the newest batch's tokens whose ratio was cut to a ceiling.", name="truncated_ratio"
     )
     """None: the objective has no ceiling."""
-    trust_mean: float | None = _gauge(
-        "Mean share of the correction for divergence that the newest completions got.", name="trust_ratio"
-    )
-    """None: the objective corrects all alike."""
     clamped_tokens: int
     """Tokens whose log ratio was clamped before exponentiation, see ``objective.log_ratio``: somebody's
     logprobs are not the policy's."""

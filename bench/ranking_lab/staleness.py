@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from bench.ranking_lab.ranker import Ranker, read_rows
 from learner.config import LearnerConfig
-from learner.intake.divergence_panel import DivergencePanel, Observed
 from learner.journal.progress import Progress
 from learner.training.model import Policy, load_policy
 from learner.training.step_inputs import next_step
@@ -73,7 +72,7 @@ def simulate(cell: Cell) -> Curve:
     train, held_out = rows[: -cell.held_out], rows[-cell.held_out :]
     config = LearnerConfig(model_dir=cell.model, learning_rate=cell.learning_rate)
     policy = load_policy(cell.model, device="cpu")
-    trainer, panel = Trainer(policy, config), DivergencePanel()
+    trainer = Trainer(policy, config)
     sampler, judge = (Ranker(cell.model, seed=cell.seed) for _ in range(2))
     kept: deque[NDArray[np.uint16]] = deque(maxlen=cell.staleness + 1)
     draw = random.Random(cell.seed)
@@ -85,12 +84,8 @@ def simulate(cell: Cell) -> Curve:
         sampler.serve(behaviour, kept[0])
         chosen = [draw.choice(train) for _ in range(GROUPS)]
         groups = sampler.groups(chosen, GROUPS * version, size=GROUP_SIZE)
-        age = version - behaviour
-        [expected_nats] = panel.expected("lab", np.array([age])).tolist()
-        expected = [{behaviour: expected_nats}] * GROUPS
-        outcome = trainer.step(next_step(groups, expected, config, Progress(version)))
+        outcome = trainer.step(next_step(groups, config, Progress(version)))
         idle += not outcome.is_applied
-        panel.observe([Observed("lab", kl, ((age, 1.0),)) for kl in outcome.kl_nats_of_groups])
         if version + 1 in evaluated_at:
             judge.serve(version + 1, _words_of(policy))
             scores.append(judge.score(held_out))

@@ -71,7 +71,7 @@ class AnswerTask:
         self._warm_score, self._warm_batch, self._one_start = warm_score, warm_batch, one_start
         self._judge = judge
         self._model = Decoder(train.vocabulary, width, heads, layers, train.prompt.shape[1], self.tokens)
-        self._shapes = self._model.shapes
+        self.shapes = self._model.shapes
         self._started: dict[tuple[int, ...], Tensor] = {}
 
     def start(self, seeds: tuple[int, ...]) -> Tensor:
@@ -82,7 +82,7 @@ class AnswerTask:
             def log_likelihood(theta: Tensor, index: Tensor) -> Tensor:
                 return self._log_likelihood(theta, self._train.prompt[index], self._train.answer[index])
 
-            theta = self._shapes.initial(own)
+            theta = self.shapes.initial(own)
             warm_start(
                 theta,
                 log_likelihood,
@@ -102,7 +102,7 @@ class AnswerTask:
 
     def log_probability(self, theta: Tensor, prompt: Tensor, token: Tensor) -> Tensor:
         """Return [rows, n, G, T, vocabulary] for completions that are known whole."""
-        p = self._shapes.views(theta)
+        p = self.shapes.views(theta)
         read = self._model.read(p, self._train.prompt[prompt])
         return self._model.log_policy(p, read, _shifted(token))[0]
 
@@ -129,7 +129,7 @@ class AnswerTask:
 
     def _log_likelihood(self, theta: Tensor, prompt: Tensor, answer: Tensor) -> Tensor:
         """Return [rows, n], nats: of the whole right answer."""
-        p = self._shapes.views(theta)
+        p = self.shapes.views(theta)
         answer = answer.unsqueeze(2)
         policy, _ = self._model.log_policy(p, self._model.read(p, prompt), _shifted(answer))
         each = policy.gather(-1, answer.unsqueeze(-1)).squeeze(-1)
@@ -137,7 +137,7 @@ class AnswerTask:
 
     def _write(self, theta: Tensor, prompt: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return tokens, mask and log-distributions, token by token."""
-        p = self._shapes.views(theta)
+        p = self.shapes.views(theta)
         read = self._model.read(p, prompt)
         last = torch.full((*uniform.shape[:3], 1), END)
         is_open = torch.ones_like(last, dtype=torch.bool)

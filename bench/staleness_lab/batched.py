@@ -27,6 +27,12 @@ class Shapes:
         """Parameters of one model."""
         return sum(math.prod(shape) for shape in self.named.values())
 
+    def columns(self, first: str) -> Tensor:
+        """Return which columns belong to parameters whose name begins with ``first``: [size], bool."""
+        return torch.cat(
+            [torch.full((math.prod(shape),), name.startswith(first)) for name, shape in self.named.items()]
+        )
+
     def views(self, theta: Tensor) -> dict[str, Tensor]:
         """Return each parameter as [rows, *shape], sharing memory and gradient with ``theta``."""
         columns = torch.split(theta, [math.prod(shape) for shape in self.named.values()], dim=1)

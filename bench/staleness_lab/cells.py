@@ -2,26 +2,38 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.staleness_lab.trials import Setting
-
-_REVISION: Final = 2
+_REVISION: Final = 3
 """Raised whenever a change makes finished cells incomparable: they are then run again."""
 
-Purpose = Literal["tune", "report"]
 Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The numbers a method runs with."""
+
+    rate: float = 1.0
+    """Multiple of the task's learning rate."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """To the recipe, as ``Recipe.changed`` has them."""
+
+    def __str__(self) -> str:
+        """Write the setting as it stands in tables."""
+        rate = [] if self.rate == 1 else [f"rate x {self.rate:.3g}"]
+        return ", ".join([*rate, *(f"{name} {value}" for name, value in self.changes.items())]) or "defaults"
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
     """All that determines a run, machine and torch version aside."""
 
-    purpose: Purpose
     task: str
     method: str
     setting: Setting
@@ -50,8 +62,7 @@ class Outcome:
 
     cell: Cell
     scores: tuple[tuple[float, ...], ...]
-    """Held-out score at evenly spaced versions, the first and the last among them: one curve a seed. Of a
-    tuning cell the first and the last three."""
+    """Held-out score at evenly spaced versions, the first and the last among them: one curve a seed."""
     measures: dict[str, tuple[float | None, ...]]
     """Means over the seeds and over tenths of the run, by the names in ``measures``; None: not finite."""
     skipped: float

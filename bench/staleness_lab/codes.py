@@ -35,7 +35,7 @@ class Codes:
         rng = np.random.default_rng([_SEED, tokens])
         self._place = torch.from_numpy(np.sort(rng.choice(tokens, _DECISIVE, replace=False)))
         self._right = torch.from_numpy(rng.integers(_SIGNS, size=(self.prompts, _DECISIVE)))
-        self._shapes = Shapes(
+        self.shapes = Shapes(
             {
                 "prompt_embedding": (self.prompts, _WIDTH),
                 "place_embedding": (tokens, _WIDTH),
@@ -48,7 +48,7 @@ class Codes:
     def start(self, seeds: tuple[int, ...]) -> Tensor:
         """Return policies warm-started to a success rate of 10 %, [seeds, parameters]."""
         if seeds not in self._started:
-            theta = self._shapes.initial(seeds)
+            theta = self.shapes.initial(seeds)
             warm_start(
                 theta,
                 self._log_success,
@@ -90,7 +90,7 @@ class Codes:
 
     def _policy(self, theta: Tensor, prompt: Tensor) -> Tensor:
         """Return [rows, n, T, signs], nats."""
-        p = self._shapes.views(theta)
+        p = self.shapes.views(theta)
         rows = torch.arange(len(theta)).unsqueeze(1)
         mixed = p["prompt_embedding"][rows, prompt].unsqueeze(2) * p["place_embedding"].unsqueeze(1)
         hidden = (4 * mixed).tanh().flatten(1, 2)

@@ -55,7 +55,7 @@ class DigitsBandit:
         labels = torch.from_numpy(label[order].astype(np.int64))
         self._image, self._label = images[:-_HELD_OUT], labels[:-_HELD_OUT]
         self._held_out_image, self._held_out_label = images[-_HELD_OUT:], labels[-_HELD_OUT:]
-        self._shapes = Shapes(
+        self.shapes = Shapes(
             {
                 "hidden": (_PIXELS, _HIDDEN),
                 "hidden_bias": (_HIDDEN,),
@@ -67,8 +67,8 @@ class DigitsBandit:
 
     def start(self, seeds: tuple[int, ...]) -> Tensor:
         """Return untrained policies, close to uniform, [seeds, parameters]."""
-        theta = self._shapes.initial(seeds)
-        self._shapes.views(theta)["output"].mul_(0.1)
+        theta = self.shapes.initial(seeds)
+        self.shapes.views(theta)["output"].mul_(0.1)
         return theta
 
     def sample(self, theta: Tensor, prompt: Tensor, uniform: Tensor) -> Completions:
@@ -94,6 +94,6 @@ class DigitsBandit:
         return (self._policy(theta, images).argmax(-1) == self._held_out_label).float().mean(1)
 
     def _policy(self, theta: Tensor, image: Tensor) -> Tensor:
-        p = self._shapes.views(theta)
+        p = self.shapes.views(theta)
         hidden = torch.baddbmm(p["hidden_bias"].unsqueeze(1), image, p["hidden"]).relu()
         return torch.baddbmm(p["output_bias"].unsqueeze(1), hidden, p["output"]).log_softmax(-1)

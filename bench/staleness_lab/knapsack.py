@@ -45,7 +45,7 @@ class Knapsack:
         self._uniform = torch.rand(
             1, _HELD_OUT, 1, self.tokens, generator=torch.Generator().manual_seed(_DRAW_SEED)
         )
-        self._shapes = Shapes(
+        self.shapes = Shapes(
             {
                 "hidden": (_FEATURES, _HIDDEN),
                 "hidden_bias": (_HIDDEN,),
@@ -55,8 +55,8 @@ class Knapsack:
 
     def start(self, seeds: tuple[int, ...]) -> Tensor:
         """Return untrained policies, close to uniform, [seeds, parameters]."""
-        theta = self._shapes.initial(seeds)
-        self._shapes.views(theta)["output"].mul_(0.1)
+        theta = self.shapes.initial(seeds)
+        self.shapes.views(theta)["output"].mul_(0.1)
         return theta
 
     def sample(self, theta: Tensor, prompt: Tensor, uniform: Tensor) -> Completions:
@@ -110,7 +110,7 @@ class Knapsack:
             ],
             -1,
         ).clamp(max=2.0)
-        p = self._shapes.views(theta)
+        p = self.shapes.views(theta)
         hidden = torch.baddbmm(p["hidden_bias"].unsqueeze(1), features.flatten(1, -2), p["hidden"]).relu()
         return (hidden @ p["output"]).view(*room.shape, 2).log_softmax(-1)
 

@@ -43,7 +43,7 @@ class Maze:
         self._uniform = torch.rand(
             1, _HELD_OUT, 1, self.tokens, generator=torch.Generator().manual_seed(_DRAW_SEED)
         )
-        self._shapes = Shapes(
+        self.shapes = Shapes(
             {
                 "hidden": (_FEATURES, _HIDDEN),
                 "hidden_bias": (_HIDDEN,),
@@ -53,8 +53,8 @@ class Maze:
 
     def start(self, seeds: tuple[int, ...]) -> Tensor:
         """Return untrained policies, close to uniform, [seeds, parameters]."""
-        theta = self._shapes.initial(seeds)
-        self._shapes.views(theta)["output"].mul_(0.1)
+        theta = self.shapes.initial(seeds)
+        self.shapes.views(theta)["output"].mul_(0.1)
         return theta
 
     def sample(self, theta: Tensor, prompt: Tensor, uniform: Tensor) -> Completions:
@@ -109,7 +109,7 @@ class Maze:
         right = (goal % _SIDE - at % _SIDE).float()
         lies = torch.stack([down.sign(), right.sign(), (down.abs() - right.abs()) / _SIDE], -1)
         features = torch.cat([around, lies, torch.nn.functional.one_hot(last, len(_STEP))], -1)
-        p = self._shapes.views(theta)
+        p = self.shapes.views(theta)
         flat = features.flatten(1, -2)
         hidden = torch.baddbmm(p["hidden_bias"].unsqueeze(1), flat, p["hidden"]).relu()
         return (hidden @ p["output"]).view(*at.shape, len(_STEP)).log_softmax(-1)

@@ -4,26 +4,18 @@ A method is an objective, an outer factor for old groups, a learning-rate factor
 step is taken. All four are the learner's own code; what is decided here is which go together.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal
-
-import torch
-from torch import Tensor
 
 from learner.config import LearnerConfig
 from learner.objective.batch import ObjectiveBatch, ObjectiveOutcome
 from learner.objective.divergence import group_sample_size_ratio
 from learner.objective.menu import MENU
 from learner.objective.registry import Objective, load_objective
-from learner.objective.staleness import polynomial_discount, version_discount
 
 DEFAULT: Final[str] = LearnerConfig.model_fields["objective"].default
 """The method on trial."""
-
-SFPO_SHARE: Final = 0.8
-_HALF_LIFE_VERSIONS: Final = 64.0
-_POWER: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +24,9 @@ class Recipe:
 
     objective: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    discount: Literal["none", "exponential", "polynomial", "sample_size"] = "none"
+    discount: Literal["none", "sample_size"] = "none"
     scales_rate: bool = False
     """Whether VCPO's effective-sample-size factor scales the learning rate of each step."""
-    fast_steps: int = 0
-    """SFPO's K; 0: one plain step."""
 
     def changed(self, changes: Mapping[str, Any]) -> "Recipe":
         """Return the recipe with other numbers: its own fields by name, else options."""
@@ -49,47 +39,43 @@ class Recipe:
         """Write the recipe with all its numbers as they are at present."""
         numbers = load_objective(self.objective, self.options).options.model_dump()
         plain = Recipe(self.objective)
-        for name in ("discount", "scales_rate", "fast_steps"):
+        for name in ("discount", "scales_rate"):
             if getattr(self, name) != getattr(plain, name):
                 numbers[name] = getattr(self, name)
         return f"{self.objective}({', '.join(f'{name}={value}' for name, value in numbers.items())})"
 
 
+_FORM: Final = "bench.staleness_lab.forms:form"
+_FORMER: Final = {"measures": True, "fades": True, "shares": True}
+
+FORMS: Final = {
+    "plain": Recipe(_FORM),
+    "plain, weighs completions": Recipe(_FORM, {"weighs": "completions"}),
+    "plain, weighs failures": Recipe(_FORM, {"weighs": "failures"}),
+    "plain, weighs nothing": Recipe(_FORM, {"weighs": "nothing"}),
+    "plain, leaves nothing alone": Recipe(_FORM, {"most_nats": 99.0, "least_nats": 99.0}),
+    "plain, at most 0.1 nats": Recipe(_FORM, {"most_nats": 0.1}),
+    "plain, measured": Recipe(_FORM, {"measures": True}),
+    "former": Recipe(_FORM, _FORMER),
+    "former, supposed": Recipe(_FORM, {**_FORMER, "measures": False}),
+    "former, without q/E": Recipe(_FORM, {**_FORMER, "shares": False}),
+    "former, without f": Recipe(_FORM, {**_FORMER, "fades": False}),
+}
+"""The default, and what it is made of, one part at a time; see ``forms``."""
+
+RIVALS: Final = {
+    "m2po": Recipe("bench.staleness_lab.rivals:m2po"),
+    "vcpo": Recipe("bench.staleness_lab.rivals:vcpo", scales_rate=True),
+    "drpo": Recipe("bench.staleness_lab.rivals:drpo"),
+}
+
 COMPOSED: Final = {
-    "version_aware+discount": Recipe("version_aware", discount="exponential"),
+    "version_aware+discount": Recipe("version_aware", discount="sample_size"),
     "decoupled_ppo_log_linear": Recipe("decoupled_ppo", {"proximal": "log_linear"}),
-    "tis+vcpo": Recipe("tis", scales_rate=True),
-    "grpo+sfpo": Recipe("grpo", fast_steps=3),
 }
 """Beside every entry of the registry's menu, which is its own recipe."""
 
-RECIPES: Final = {name: Recipe(name) for name in MENU} | COMPOSED
-
-
-def _exponential(batch: ObjectiveBatch) -> Tensor:
-    return _by_age(batch, lambda age: version_discount(age, half_life_versions=_HALF_LIFE_VERSIONS))
-
-
-def _polynomial(batch: ObjectiveBatch) -> Tensor:
-    return _by_age(batch, lambda age: polynomial_discount(age, power=_POWER))
-
-
-def _by_age(batch: ObjectiveBatch, discount: Callable[[int], float]) -> Tensor:
-    ages, index = torch.unique(batch.staleness_versions, return_inverse=True)
-    return torch.tensor([discount(int(age)) for age in ages])[index]
-
-
-def _sample_size(batch: ObjectiveBatch) -> Tensor:
-    return group_sample_size_ratio(batch.learner_mean.detach() - batch.behaviour_mean, batch.groups)
-
-
-Discount = Callable[[ObjectiveBatch], Tensor]
-
-_DISCOUNTS: Final[dict[str, Discount]] = {
-    "exponential": _exponential,
-    "polynomial": _polynomial,
-    "sample_size": _sample_size,
-}
+RECIPES: Final = {name: Recipe(name) for name in MENU} | COMPOSED | FORMS | RIVALS
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +83,9 @@ class Method:
     """A recipe, ready to be followed."""
 
     objective: Objective
-    discount: Discount | None
+    discounts: bool
+    """By the effective sample size of a group."""
     scales_rate: bool
-    fast_steps: int
 
     @classmethod
     def named(cls, name: str, changes: Mapping[str, Any] | None = None) -> "Method":
@@ -112,13 +98,13 @@ class Method:
         recipe = RECIPES[name].changed(changes or {})
         return cls(
             objective=load_objective(recipe.objective, recipe.options),
-            discount=_DISCOUNTS.get(recipe.discount),
+            discounts=recipe.discount == "sample_size",
             scales_rate=recipe.scales_rate,
-            fast_steps=recipe.fast_steps,
         )
 
     def outcome(self, batch: ObjectiveBatch) -> ObjectiveOutcome:
         """Return loss and weights, old groups discounted."""
-        if self.discount is not None:
-            batch = replace(batch, discount=self.discount(batch))
+        if self.discounts:
+            log_ratio = batch.learner_mean.detach() - batch.behaviour_mean
+            batch = replace(batch, discount=group_sample_size_ratio(log_ratio, batch.groups))
         return self.objective(batch)

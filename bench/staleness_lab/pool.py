@@ -1,6 +1,5 @@
-"""Cells on all cores, one thread and one process each, polite to whatever else runs here."""
+"""Cells on as many cores as asked for, one thread and one process each."""
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import cache, partial
@@ -14,15 +13,17 @@ from bench.staleness_lab.cells import Cell, Outcome
 from bench.staleness_lab.codes import Codes
 from bench.staleness_lab.digits import DigitsBandit, cache_digits
 from bench.staleness_lab.knapsack import Knapsack
+from bench.staleness_lab.lander import Lander
 from bench.staleness_lab.letters import word_reversal
 from bench.staleness_lab.maze import Maze
 from bench.staleness_lab.methods import Method
 from bench.staleness_lab.palindromes import cache_palindromes, palindrome_generation
+from bench.staleness_lab.prices import Prices
 from bench.staleness_lab.routes import Routes
+from bench.staleness_lab.safes import Safes
 from bench.staleness_lab.simulation import simulate
+from bench.staleness_lab.sorting import word_sorting
 from bench.staleness_lab.tasks import Task
-
-_NICENESS: Final = 10
 
 TASKS: Final[dict[str, Callable[[Path], Task]]] = {
     "letters": lambda _: word_reversal(),
@@ -35,6 +36,10 @@ TASKS: Final[dict[str, Callable[[Path], Task]]] = {
     "maze": lambda _: Maze(),
     "knapsack": lambda _: Knapsack(),
     "palindromes": palindrome_generation,
+    "safes": lambda _: Safes(),
+    "prices": lambda _: Prices(),
+    "lander": lambda _: Lander(),
+    "sorting": lambda _: word_sorting(),
 }
 """From the folder of cached data."""
 
@@ -53,10 +58,14 @@ def cache_data(tasks: Iterable[str], folder: Path) -> None:
 
 
 def run_cells(cells: list[Cell], *, workers: int, data: Path) -> Iterator[Outcome]:
-    """Yield the outcome of each cell as it is finished.
+    """Yield the outcome of each cell as it is finished; one worker is this process.
 
     Ending the iteration early drops what has not begun. What a cell raises is raised here.
     """
+    if workers == 1:
+        _settle()
+        yield from (run_cell(cell, data) for cell in cells)
+        return
     with ProcessPoolExecutor(workers, mp_context=forked_context(__name__), initializer=_settle) as pool:
         futures = [pool.submit(partial(run_cell, data=data), cell) for cell in cells]
         try:
@@ -72,7 +81,6 @@ def run_cell(cell: Cell, data: Path) -> Outcome:
 
 
 def _settle() -> None:
-    os.nice(_NICENESS)
     torch.set_num_threads(1)
 
 

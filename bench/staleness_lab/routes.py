@@ -39,7 +39,7 @@ class Routes:
         self._uniform = torch.rand(
             1, _HELD_OUT, 1, self.tokens, generator=torch.Generator().manual_seed(_DRAW_SEED)
         )
-        self._shapes = Shapes(
+        self.shapes = Shapes(
             {
                 "hidden": (_FEATURES, _HIDDEN),
                 "hidden_bias": (_HIDDEN,),
@@ -49,8 +49,8 @@ class Routes:
 
     def start(self, seeds: tuple[int, ...]) -> Tensor:
         """Return untrained policies, close to uniform, [seeds, parameters]."""
-        theta = self._shapes.initial(seeds)
-        self._shapes.views(theta)["output"].mul_(0.1)
+        theta = self.shapes.initial(seeds)
+        self.shapes.views(theta)["output"].mul_(0.1)
         return theta
 
     def sample(self, theta: Tensor, prompt: Tensor, uniform: Tensor) -> Completions:
@@ -111,7 +111,7 @@ class Routes:
             (from_here == nearest).float(),
             (left / _CITIES).expand_as(from_here),
         ]
-        p = self._shapes.views(theta)
+        p = self.shapes.views(theta)
         flat = torch.stack(features, -1).flatten(1, -2)
         hidden = torch.baddbmm(p["hidden_bias"].unsqueeze(1), flat, p["hidden"]).relu()
         logits = (hidden @ p["output"]).view(from_here.shape)

@@ -10,6 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from bench.staleness_lab.forms import RecordedBatch
 from bench.staleness_lab.methods import Method
 from learner.objective.batch import ObjectiveBatch
 from learner.objective.divergence import effective_sample_size_ratio
@@ -57,7 +58,7 @@ class Rows:
     def batch(self) -> ObjectiveBatch:
         """Return the rows of all seeds as one batch whose learner logprobs are a leaf."""
         learner = self.learner.flatten(0, 1).requires_grad_()
-        return ObjectiveBatch(
+        return RecordedBatch(
             learner_logprob=learner,
             behaviour_logprob=self.behaviour.flatten(0, 1),
             mask=self.mask.flatten(0, 1),
@@ -66,7 +67,7 @@ class Rows:
             staleness_versions=self.staleness.flatten(),
             max_tokens=self.learner.shape[2],
             proximal_logprob=None if self.proximal is None else self.proximal.flatten(0, 1),
-            expected_kl_nats=None if self.expected_kl is None else self.expected_kl.flatten(0, 1),
+            recorded_nats=None if self.expected_kl is None else self.expected_kl.flatten(0, 1),
         )
 
 

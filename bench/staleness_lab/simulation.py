@@ -21,11 +21,10 @@ from bench.staleness_lab.cells import Cell, Outcome
 from bench.staleness_lab.delays import lags
 from bench.staleness_lab.drift import Drift
 from bench.staleness_lab.measures import BINS, Measures
-from bench.staleness_lab.methods import SFPO_SHARE, Method
-from bench.staleness_lab.mismatch import outlier_shift, recorded_logprob, sampling_weights
+from bench.staleness_lab.methods import Method
+from bench.staleness_lab.mismatch import given_reward, sampling_weights
 from bench.staleness_lab.seeds import Rows, pull, runs_at_once
 from bench.staleness_lab.tasks import Completions, Task
-from learner.objective.slow_fast import slow_fast_step
 
 EVALUATIONS: Final = 25
 _MEASURE_EVERY: Final = 10
@@ -53,10 +52,7 @@ class PolicyHistory:
 
 
 def simulate(cell: Cell, task: Task, method: Method) -> Outcome:
-    """Run a cell from its start policies to its last version.
-
-    Of a tuning cell only the start and the end are evaluated, and nothing is measured.
-    """
+    """Run a cell from its start policies to its last version."""
     started = time.process_time()
     theta = task.start(cell.seeds)
     adam = Adam(theta, cell.learning_rate, gradient_clip_norm=_GRADIENT_CLIP_NORM)
@@ -69,9 +65,7 @@ def simulate(cell: Cell, task: Task, method: Method) -> Outcome:
     groups = task.groups // task.steps
     at_once = runs_at_once(method, groups=groups, group_size=task.group_size, tokens=task.tokens)
     measures, drift = Measures(cell.versions), Drift(len(cell.seeds))
-    is_followed = cell.purpose == "report"
-    evaluations = np.linspace(0, cell.versions, EVALUATIONS).round().astype(int)
-    evaluated_at = set((evaluations if is_followed else evaluations[[0, -3, -2, -1]]).tolist())
+    evaluated_at = set(np.linspace(0, cell.versions, EVALUATIONS).round().astype(int).tolist())
     measured_every = max(1, min(_MEASURE_EVERY, cell.versions // BINS))
     scores, skipped = [], 0
     for version in range(cell.versions):
@@ -80,12 +74,13 @@ def simulate(cell: Cell, task: Task, method: Method) -> Outcome:
         history.keep(version, theta)
         prompt, lag = prompts[version], lag_table[version]
         uniform = torch.stack([torch.rand(shape, generator=each) for each in randomness])
-        behaviour = sampling_weights(cell.mismatch, history.behind(version, lag))
-        completions = _sampled(task, behaviour, prompt, uniform, lag)
+        behaviour = sampling_weights(cell.mismatch, history.behind(version, lag), task.shapes)
+        is_one = cell.mismatch != "samplers" and bool((lag == lag[:, :1]).all())
+        completions = _sampled(task, behaviour, prompt, uniform, is_one=is_one)
         step = _Version(task, method, theta, adam, prompt, lag, completions, at_once)
         step.take(cell.mismatch, noise, drift)
         skipped += step.skipped
-        if is_followed and version % measured_every == 0:
+        if version % measured_every == 0:
             assert step.policy is not None
             assert step.weight is not None
             measures.add(version, completions=completions, policy=step.policy, weight=step.weight, lag=lag)
@@ -100,7 +95,7 @@ def simulate(cell: Cell, task: Task, method: Method) -> Outcome:
 
 
 class _Version:
-    """The steps of every seed on one version's completions: plain ones, or SFPO's."""
+    """The steps of every seed on one version's completions."""
 
     def __init__(
         self,
@@ -132,13 +127,12 @@ class _Version:
         """Move the parameters by one version, and let ``drift`` see what its completions show."""
         task, completions = self._task, self._completions
         recorded = completions.log_probability.gather(-1, completions.token.unsqueeze(-1)).squeeze(-1)
-        recorded = recorded_logprob(mismatch, recorded.flatten(1, 2))
-        self._shift = outlier_shift(mismatch, tuple(recorded.shape[1:]), noise)
+        recorded = recorded.flatten(1, 2)
         self._rows = Rows(
             learner=recorded,  # until a step knows it
-            behaviour=recorded if self._shift is None else recorded + self._shift.recorded,
+            behaviour=recorded,
             mask=completions.mask.flatten(1, 2),
-            reward=completions.reward.flatten(1),
+            reward=given_reward(mismatch, completions.reward.flatten(1), noise),
             staleness=self._lag.repeat_interleave(task.group_size, dim=1),
             group_size=task.group_size,
             expected_kl=self._by_token(drift.expected(self._lag)),
@@ -149,7 +143,7 @@ class _Version:
             self._rows = replace(self._rows, proximal=proximal)
         groups = task.groups // task.steps
         for first in range(0, task.groups, groups):
-            self._step(slice(first, first + groups))
+            self._descend(slice(first, first + groups))
         assert self._rows.proximal is not None
         drift.add(self._lag, self._rows.proximal - self._rows.behaviour, self._rows.mask)
 
@@ -159,17 +153,6 @@ class _Version:
             return None
         each = of_groups.repeat_interleave(self._task.group_size, dim=1).unsqueeze(-1)
         return each.expand(-1, -1, self._task.tokens)
-
-    def _step(self, groups: slice) -> None:
-        if self._method.fast_steps == 0:
-            self._descend(groups)
-            return
-        slow_fast_step(
-            [self._theta],
-            lambda: self._descend(groups),
-            fast_steps=self._method.fast_steps,
-            reposition_share=SFPO_SHARE,
-        )
 
     def _descend(self, groups: slice) -> None:
         """Take one optimizer step on some of the groups."""
@@ -196,8 +179,6 @@ class _Version:
         token = self._completions.token[:, groups]
         policy = self._task.log_probability(theta, self._prompt[:, groups], token)
         logprob = policy.gather(-1, token.unsqueeze(-1)).squeeze(-1)
-        if self._shift is not None:
-            logprob = logprob + self._shift.learner.view(self._completions.token.shape)[:, groups]
         return policy, logprob.flatten(1, 2)
 
 
@@ -213,17 +194,15 @@ def drawn_prompts(cell: Cell, task: Task) -> Tensor:
 
 
 def _lags(cell: Cell, task: Task) -> Tensor:
-    drawn = [
-        lags(cell.delay, staleness=cell.staleness, versions=cell.versions, groups=task.groups, seed=seed)
-        for seed in cell.seeds
-    ]
-    return torch.from_numpy(np.stack(drawn, axis=1))
+    of_run = lags(cell.delay, staleness=cell.staleness, versions=cell.versions, groups=task.groups)
+    return torch.from_numpy(of_run).unsqueeze(1).expand(-1, len(cell.seeds), -1)
 
 
-def _sampled(task: Task, behaviour: Tensor, prompt: Tensor, uniform: Tensor, lag: Tensor) -> Completions:
-    """Write the version's completions, [seeds, groups, ...]; equal lags share one model."""
+def _sampled(task: Task, behaviour: Tensor, prompt: Tensor, uniform: Tensor, *, is_one: bool) -> Completions:
+    """Write the version's completions, [seeds, groups, ...]; ``is_one``: all groups of a seed share a
+    model."""
     with torch.no_grad():
-        if bool((lag == lag[:, :1]).all()):
+        if is_one:
             return task.sample(behaviour[:, 0], prompt, uniform)
         apart = task.sample(
             behaviour.flatten(0, 1), prompt.reshape(-1, 1), uniform.flatten(0, 1).unsqueeze(1)

@@ -1,6 +1,6 @@
-"""Numbers from finished cells: where runs end, how far they fell, how fast they learned, what is chance."""
+"""Numbers from finished cells: where runs end, how far they fell, what is chance."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,27 +13,11 @@ COLLAPSED_BELOW: Final = 0.8
 """A run has collapsed when it ends below this share of its own best."""
 
 CONFIDENCE: Final = 0.95
-LEARNED: Final = 0.8
-"""How much of the way from the start to a goal a run has to go to count as having learned."""
-
 _WINDOW: Final = 3
 _MOST_PATTERNS: Final = 1 << 13
 """Number of sign flips: all of them up to 13 seeds, then as many drawn at random."""
 _LEAST_ERROR: Final = 1e-4
 """Scores are kept to so many digits; a smaller standard error is rounding."""
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A mean over seeds, and its standard error."""
-
-    mean: float
-    error: float
-
-    @classmethod
-    def of(cls, values: Floats) -> "Estimate":
-        """Take one value a seed."""
-        return cls(float(values.mean()), float(stats.sem(values)) if len(values) > 1 else float("nan"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +48,6 @@ def best_scores(scores: Sequence[Sequence[float]]) -> Floats:
 def collapsed_share(outcome: Outcome) -> float:
     """Return the share of seeds that ended below ``COLLAPSED_BELOW`` of their best."""
     return float((outcome.ends < COLLAPSED_BELOW * best_scores(outcome.scores)).mean())
-
-
-def versions_to_learn(outcome: Outcome, *, goal: float) -> float:
-    """Return the first evaluated version at which the mean score has gone ``LEARNED`` of the way to ``goal``.
-
-    inf if it never has; 0 where the goal is not above the start.
-    """
-    curve = np.mean(outcome.scores, axis=0)
-    reached = np.flatnonzero(curve >= curve[0] + LEARNED * max(0.0, goal - curve[0]))
-    at = np.linspace(0, outcome.cell.versions, len(curve))
-    return float(at[reached[0]]) if len(reached) else float("inf")
 
 
 def simultaneous(differences: Floats) -> list[Interval]:
@@ -122,46 +95,3 @@ def simultaneous(differences: Floats) -> list[Interval]:
         )
         for mean, error in zip(means, errors, strict=True)
     ]
-
-
-Condition = tuple[str, int, str]
-"""Delay, staleness, mismatch."""
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Finished cells by what they are."""
-
-    cells: dict[tuple[str, str, Condition], Outcome]
-    """(task, method, condition) -> outcome."""
-
-    @classmethod
-    def of(cls, outcomes: Iterable[Outcome]) -> "Table":
-        """Take the outcomes of one plan."""
-        return cls(
-            {
-                (o.cell.task, o.cell.method, (o.cell.delay, o.cell.staleness, o.cell.mismatch)): o
-                for o in outcomes
-            }
-        )
-
-    def get(self, task: str, method: str, condition: Condition) -> Outcome | None:
-        """Return a cell, or None if it has not run."""
-        return self.cells.get((task, method, condition))
-
-    def fixed(self, task: str, method: str, staleness: int) -> Outcome | None:
-        """Return a cell of the fixed delay without mismatch."""
-        return self.get(task, method, ("fixed", staleness, "none"))
-
-    def methods(self, task: str, condition: Condition) -> dict[str, Outcome]:
-        """Return every method's cell in a condition."""
-        return {
-            method: outcome
-            for (each, method, where), outcome in self.cells.items()
-            if (each, where) == (task, condition)
-        }
-
-
-def mean_measure(outcome: Outcome, name: str) -> float:
-    """Return a measure's mean over the run; nan where any tenth was not finite."""
-    return float(np.mean([np.nan if value is None else value for value in outcome.measures[name]]))

@@ -6,6 +6,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from bench.staleness_lab.batched import Shapes
+
 
 @dataclass(frozen=True, slots=True)
 class Completions:
@@ -33,6 +35,8 @@ class Completions:
 class Task(Protocol):
     """A family of small policies and the problem they are trained on."""
 
+    shapes: Shapes
+    """Parameters of one policy; logits are linear in those that begin with ``output``."""
     groups: int
     """Prompts a version."""
     group_size: int

@@ -148,16 +148,11 @@ RUN_AGE: Final = (
           {"{{age_versions}} versions": "heterorl_learner_drift_nats"}, NATS),
     Panel("Standard error of the drift", "How well the drift at each age is known.",
           {"{{age_versions}} versions": "heterorl_learner_drift_error_nats"}, NATS),
-    Panel("Drift that the objective expects", "What is supposed of each age until it is measured, then the "
-          "measured drift.",
-          {"{{age_versions}} versions": "heterorl_learner_expected_drift_nats"}, NATS),
-    Panel("Effective sample size by age", "Share that groups of each age are expected to leave in effect: "
-          "of token weights with drift_aware, else of whole completions.",
+    Panel("Effective sample size by age", "Share that groups of each age are expected to leave in effect, by "
+          "the objective's own weights; ages without groups have no line.",
           {"{{age_versions}} versions": "heterorl_learner_expected_ess_ratio"}, SHARE),
-    Panel("Truncation and trust", "Share of tokens whose ratio was cut to the ceiling; mean share of the "
-          "correction for divergence that completions got.",
-          {"tokens truncated": "heterorl_learner_truncated_ratio",
-           "trust in the correction": "heterorl_learner_trust_ratio"}, SHARE),
+    Panel("Truncation", "Share of tokens whose ratio was cut to the ceiling.",
+          {"tokens truncated": "heterorl_learner_truncated_ratio"}, SHARE),
 )  # fmt: skip
 
 RUN_GROUPS: Final = (

@@ -88,11 +88,10 @@ def plot_by_lag(learner: Metrics, steps: Sequence[Step], path: Path) -> None:
     drift, errors = curve("drift_nats"), curve("drift_error_nats")
     if not drift:
         return
-    expected, share = curve("expected_drift_nats"), curve("expected_ess_ratio")
+    share = curve("expected_ess_ratio")
     figure, (divergence, sample_size) = plt.subplots(2, sharex=True, figsize=(9, 7), layout="constrained")
     bars = [2 * errors[age] for age in drift]
     divergence.errorbar(*zip(*drift.items(), strict=True), yerr=bars, fmt="o", capsize=3, label=MEASURED)
-    divergence.plot([0, *expected], [0, *expected.values()], label="expected by the objective")
     divergence.set(ylabel="divergence from the learner,\nnats per token")
     sample_size.scatter(
         [step.staleness_mean_versions for step in steps],

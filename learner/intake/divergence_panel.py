@@ -32,8 +32,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.objective.divergence import SUPPOSED_NATS_PER_VERSION
-
 KNOTS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Ages in versions between which drift is a straight line; beyond the last it is flat."""
 
@@ -70,9 +68,6 @@ _CAP_NATS: Final = 0.4
 
 UNKNOWN_NATS: Final = 10.0
 """Standard error of a mismatch of which nothing is known."""
-
-SUPPOSED_MISMATCH_NATS: Final = 0.05
-"""Prior of how much samplers' engines differ, where a mismatch is used and not judged."""
 
 Vector = NDArray[np.float64]
 
@@ -183,30 +178,6 @@ class DivergencePanel:
         nats = (float(weights @ sums.kl) - on_curve) / precision
         drift_nats = max(on_curve / weight, 0.0)
         return Estimate(nats, math.hypot(precision**-0.5, _CURVE_ERROR * drift_nats))
-
-    def expected(self, sampler_id: str, ages_versions: NDArray[np.int64]) -> Vector:
-        """Return the KL that a sampler's tokens of some ages are expected to show, nats a token, >= 0.
-
-        ``expected_drift`` at each age, and the mismatch shrunk by its uncertainty towards 0.
-        """
-        distinct, index = np.unique(ages_versions, return_inverse=True)
-        drift = np.array([self.expected_drift(age) for age in distinct.tolist()])
-        mismatch = self.mismatch(sampler_id)
-        share = SUPPOSED_MISMATCH_NATS**2 / (SUPPOSED_MISMATCH_NATS**2 + mismatch.error_nats**2)
-        nats: Vector = np.maximum(drift + share * mismatch.nats, 0.0)[index].reshape(ages_versions.shape)
-        return nats
-
-    def expected_drift(self, age_versions: int) -> float:
-        """Return the drift, shrunk by its uncertainty towards what is supposed of the age.
-
-        What is supposed may be wrong by any factor: its standard error is as large as the larger of the two.
-        """
-        supposed, measured = SUPPOSED_NATS_PER_VERSION * age_versions, self.drift(age_versions)
-        if age_versions == 0:
-            return 0.0
-        spread = max(supposed, measured.nats)
-        share = spread**2 / (spread**2 + measured.error_nats**2)
-        return supposed + share * (measured.nats - supposed)
 
     def _groups(self, sampler_id: str) -> Vector:
         sums = self._sums.get(sampler_id)

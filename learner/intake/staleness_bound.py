@@ -1,7 +1,7 @@
 """Recommends a staleness bound: the age at which half of the effective sample size may be lost; pure.
 
     drift at each measured age, upper end --line between ages, square of age beyond--> KL at any staleness
-    KL at a staleness --what the objective weighs--> share of the effective sample size
+    KL at a staleness --the objective's own weights of normal log ratios--> share of the effective sample size
 
 What samplers' engines add to groups of an age counts as drift: it can only lower the bound. Derivation:
 objective/README.md.
@@ -9,15 +9,16 @@ objective/README.md.
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from learner.intake.divergence_panel import KNOTS, Estimate
-from learner.objective.drift import LEAST_MOVE_NATS
-from learner.objective.options import DriftAwareOptions
+from learner.objective.menu import MENU
+from learner.objective.options import ClipOptions, DecoupledOptions, DriftAwareOptions, TruncatedOptions
 from node.run import RecommendedStaleness
 
 LEAST_GROUPS: Final = 8
@@ -29,64 +30,97 @@ UPPER_ERRORS: Final = 2.0
 _LARGEST_NATS: Final = 10.0
 """Nothing is left beyond, and e^nats is still a number."""
 
+_GRID: Final = np.linspace(-12.0, 12.0, 4801)
+"""Standard deviations at which the normal distribution is summed."""
+
+_MASS: Final = np.exp(-(_GRID**2) / 2) / np.exp(-(_GRID**2) / 2).sum()
+
+Ratios = NDArray[np.float64]
+Weights = Callable[[Ratios], Ratios]
+"""From p/q of tokens to their weights."""
+
+_CLIPPED: Final = ("grpo", "dr_grpo", "bnpo", "dapo", "rloo", "reinforce_plus_plus")
+
 
 @dataclass(frozen=True, slots=True)
 class WeighedSample:
     """The sample whose effective size matters to the objective in use."""
 
-    drift_aware: DriftAwareOptions | None
-    """The default's options: its token weights count. None: another objective; whole completions count."""
+    name: str
+    """For people."""
+    share: Callable[[float, float], float] | None
+    """From KL(behaviour || learner), nats a token, >= 0, and the tokens of a typical completion to the
+    expected effective sample size over the sample's size, in [0, 1]. None: not known of this objective."""
 
     @classmethod
     def of(cls, objective: str, options: Mapping[str, Any]) -> Self:
         """Choose by the objective as configured."""
-        is_default = objective == "drift_aware"
-        return cls(DriftAwareOptions.model_validate(dict(options)) if is_default else None)
-
-    @property
-    def name(self) -> str:
-        """For people."""
-        return "whole completions" if self.drift_aware is None else "token weights"
-
-    def share(self, nats: float, *, tokens: float) -> float:
-        """Return the expected effective sample size over the sample's size, in (0, 1].
-
-        ``nats`` is KL(behaviour || learner) a token, ``tokens`` of a typical completion; log ratios are
-        taken to be normal.
-        """
-        nats = min(max(nats, 0.0), _LARGEST_NATS)
-        if self.drift_aware is None:
-            return math.exp(-2 * tokens * nats)
-        trust = -math.expm1(-tokens * nats / self.drift_aware.scale_nats)
-        return share_within_reach(nats, self.drift_aware) * token_weight_share(nats, trust=trust)
+        if objective == "topr" and not options.get("is_length_normalised"):
+            return cls("whole completions", lambda nats, tokens: math.exp(-2 * tokens * nats))
+        if objective not in MENU:
+            return cls(objective, None)
+        own = MENU[objective].options.model_validate(dict(options))
+        if isinstance(own, DriftAwareOptions):
+            most = own.most_nats
+            return cls(
+                "token weights", lambda nats, _: within_reach(nats, most) * token_share(nats, truncated(1))
+            )
+        if (of_tokens := _token_weights(objective, own)) is None:
+            return cls(objective, None)
+        return cls("token weights", lambda nats, _: token_share(nats, *of_tokens))
 
 
-def token_weight_share(nats: float, *, trust: float) -> float:
-    """Return (E w)^2 / E w^2 under q of w = min(1, p/q)^f, log p/q normal with mean -d and variance 2d.
+def _token_weights(objective: str, options: object) -> tuple[Weights, Weights] | None:
+    """Return what an objective makes of p/q of good and of bad tokens, on the first step of a batch.
 
-    E w^k = P(-s/2) + exp(-kf (1 - kf) d) P((1/2 - kf) s), s = sqrt(2d), P the normal distribution function;
-    d is ``nats``, KL(q || p) a token, f is ``trust``, in [0, 1].
+    None: its weights are means over completions, whose spread is not measured, or see more than a ratio.
     """
-    spread = math.sqrt(2 * nats)
+    if objective in _CLIPPED and isinstance(options, ClipOptions):
+        least, most, dual = 1 - options.clip_low, 1 + options.clip_high, options.dual_clip
+        return (
+            lambda ratio: np.where(ratio <= most, ratio, 0.0),
+            lambda ratio: np.where((ratio >= least) & (ratio <= dual), ratio, 0.0),
+        )
+    if objective == "cispo" and isinstance(options, ClipOptions):
+        low, high = 1 - options.clip_low, 1 + options.clip_high
+        return (lambda ratio: ratio.clip(low, high),) * 2
+    if isinstance(options, TruncatedOptions):
+        return (truncated(options.ceiling),) * 2
+    if isinstance(options, DecoupledOptions) and options.proximal == "recomputed":
+        cap, beyond = options.behaviour_cap, 0.0 if options.beyond_cap == "mask" else options.behaviour_cap
+        return (lambda ratio: np.where(ratio > cap, beyond, ratio),) * 2
+    return None
 
-    def moment(power: float) -> float:
-        below = math.exp(-power * (1 - power) * nats) * _normal((0.5 - power) * spread)
-        return _normal(-spread / 2) + below
 
-    return moment(trust) ** 2 / moment(2 * trust)
+def truncated(ceiling: float) -> Weights:
+    """Return the weights min(p/q, ceiling)."""
+    return lambda ratio: ratio.clip(max=ceiling)
 
 
-def share_within_reach(nats: float, options: DriftAwareOptions) -> float:
+def token_share(nats: float, good: Weights, bad: Weights | None = None) -> float:
+    """Return (E w)^2 / E w^2 under q, half of the tokens good, log p/q normal with mean -d and variance 2d.
+
+    d is ``nats``, KL(q || p) a token; ``bad`` None: weights see no advantage. 0 where every weight is.
+    """
+    nats = min(max(nats, 0.0), _LARGEST_NATS)
+    ratio = np.exp(math.sqrt(2 * nats) * _GRID - nats)
+    weights = np.stack([good(ratio), (bad or good)(ratio)])
+    square = float((weights**2 @ _MASS).mean())
+    return float((weights @ _MASS).mean()) ** 2 / square if square else 0.0
+
+
+def within_reach(nats: float, most_nats: float) -> float:
     """Return the share of completions that the default's trust region does not leave alone.
 
     1 - (P(m > h) + P(m < -h)) / 2 with m normal, mean -d and variance 2d: the mean log ratio of a completion
-    whose tokens move together, which is the most that it can spread, and advantages of either sign. d is
-    ``nats``, KL(q || p) a token, as measured too; the options give h, see ``drift.largest_move``.
+    whose tokens move together, which is the most that it can spread, and advantages of either sign. h is
+    taken to be what tokens of the age spread, sqrt(2d), up to its end.
     """
+    nats = min(max(nats, 0.0), _LARGEST_NATS)
     if not nats:
         return 1.0
     spread = math.sqrt(2 * nats)
-    limit = min(max(options.deviations * spread, LEAST_MOVE_NATS), options.most_nats)
+    limit = min(spread, most_nats)
     return 1 - (_normal((-limit - nats) / spread) + _normal((nats - limit) / spread)) / 2
 
 
@@ -98,6 +132,9 @@ def recommended_staleness(
     ``drift`` is by age in versions, of every age with LEAST_GROUPS groups, 0 at age 0; ``tokens`` are of a
     typical completion.
     """
+    if (share := sample.share) is None:
+        because = f"what the weights of {sample.name} leave of a sample is not known"
+        return RecommendedStaleness(None, sample.name, because)
     if len(drift) < 2:
         because = (
             f"nearly all groups trained on were about {min(drift)} versions old, and one age cannot tell the "
@@ -114,7 +151,7 @@ def recommended_staleness(
 
     def is_lost(staleness: int) -> bool:
         beyond = max(staleness / float(ages[-1]), 1.0) ** 2
-        return sample.share(beyond * float(np.interp(staleness, ages, upper)), tokens=tokens) < 0.5
+        return share(beyond * float(np.interp(staleness, ages, upper)), tokens) < 0.5
 
     return RecommendedStaleness(bisect_left(range(1, KNOTS[-1] + 1), True, key=is_lost), sample.name)
 

@@ -71,8 +71,6 @@ class StepEntry:
     """After the step."""
     settings: dict[str, object]
     """Configuration that the step was computed with, by key, and versions of the code."""
-    expected_kl_nats: tuple[dict[int, float], ...]
-    """Divergence expected of the tokens of each group, by the version that drew them."""
     cuda_state_bytes: int = 0
     """How many at the end of the random state are the CUDA device's; 0: the step was not taken on one."""
 

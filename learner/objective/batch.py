@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner.objective.divergence import supposed_divergence
 from learner.objective.groups import Groups
 from learner.objective.log_ratio import check_precision
 
@@ -47,9 +46,6 @@ class ObjectiveBatch:
     """[n], >= 0: the outer factor on each completion. None: all count in full."""
     proximal_logprob: Tensor | None = None
     """[n, t], nats: the learner at the start of this batch. None: the learner has not moved since."""
-    expected_kl_nats: Tensor | None = None
-    """[n, t], >= 0, nats: KL(behaviour || learner) that groups of earlier steps showed for the age of the
-    version that drew each token, and for its sampler. None: not measured, see ``expected_divergence``."""
     reference_logprob: Tensor | None = None
     """[n, t], nats, data: under the base model. None: no objective is tied to it."""
 
@@ -68,7 +64,6 @@ class ObjectiveBatch:
             "staleness_versions": (self.staleness_versions, (rows,)),
             "discount": (self.discount, (rows,)),
             "proximal_logprob": (self.proximal_logprob, tokens),
-            "expected_kl_nats": (self.expected_kl_nats, tokens),
             "reference_logprob": (self.reference_logprob, tokens),
         }
         for name, (tensor, shape) in shapes.items():
@@ -115,13 +110,6 @@ class ObjectiveBatch:
         """[n], mean token log-probability under the behaviour policy, float64, for group expectations."""
         return self.token_mean(self.behaviour_logprob.detach().double())
 
-    @cached_property
-    def expected_divergence(self) -> Tensor:
-        """[n], nats a token, float64: KL expected at each completion's age; a prior unless measured."""
-        if self.expected_kl_nats is None:
-            return supposed_divergence(self.staleness_versions)
-        return self.token_mean(self.expected_kl_nats.detach().double())
-
     def within(self, values: Tensor) -> Tensor:
         """Return [n, t] with 0 outside the mask."""
         return torch.where(self.mask, values, 0.0)
@@ -155,8 +143,6 @@ class ObjectiveOutcome:
     is_truncated: Tensor | None = None
     """[n, t], bool: tokens whose weight was cut to the objective's ceiling, clipped ones excepted.
     None: the objective truncates nothing."""
-    trust: Tensor | None = None
-    """[n], in [0, 1]: share of the correction for divergence that each completion gets. None: 1."""
     taught: Tensor | None = None
     """Scalar: the part of ``loss`` that depends on rewards; the rest pulls towards the behaviour policy.
     None: all of it."""

@@ -6,7 +6,6 @@ learner's carry a gradient; shapes that differ are a ValueError.
 """
 
 import math
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -14,15 +13,6 @@ from torch.nn.functional import huber_loss
 
 from learner.objective.groups import Groups
 from learner.objective.log_ratio import bounded, bounded_ratio
-
-SUPPOSED_NATS_PER_VERSION: Final = 4.5e-4
-"""KL of a token for each version of its age, until it is measured: log p/q as a random walk whose steps
-have a standard deviation of 0.03. ``learner.intake.divergence_panel`` replaces it within a few steps."""
-
-
-def supposed_divergence(staleness_versions: Tensor) -> Tensor:
-    """Return the KL assumed of a token at some staleness, >= 0, while nothing is measured: nats, float64."""
-    return SUPPOSED_NATS_PER_VERSION * staleness_versions.double()
 
 
 def kl_behaviour_learner(learner_logprob: Tensor, behaviour_logprob: Tensor) -> Tensor:

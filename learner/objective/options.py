@@ -97,19 +97,16 @@ class VersionAwareKlOptions(GatedOptions):
 
 
 class DriftAwareOptions(Options):
-    """GRPO on policy; weights and a trust region that follow the measured drift of the policy with age."""
+    """GRPO with one weight a completion, at most 1, and a trust region that grows with its age."""
 
-    scale_nats: float = Field(default=2.0, gt=0)
-    """KL of a whole completion at which 63 % of the correction is in effect. Raise it if old completions of a
-    few tokens teach too little of rare successes; lower it if training on them is unstable."""
-
-    deviations: float = Field(default=1.0, gt=0)
-    """Largest move of a completion the way it is pushed, in standard deviations of the log ratios of
-    tokens of its age. Lower it if reward falls back while staleness is high; raise it if learning is slow."""
+    move_nats: float = Field(default=0.03, gt=0)
+    """How far a completion of age 1 may have moved the way it is pushed, nats a token, before it is left
+    alone; at an age of n versions sqrt(n) times as far. Lower it if reward falls back while staleness is
+    high, or if the learning rate is small; raise it if learning is slow."""
 
     most_nats: float = Field(default=0.5, gt=0)
-    """Upper bound of that move, nats a token, whatever drift is measured. Lower it if measured drift keeps
-    growing; raise it if drift is flat and late groups teach too slowly."""
+    """Upper bound of that move, whatever the age. Lower it if drift keeps growing; raise it if it is flat
+    and late groups teach too slowly."""
 
 
 class GspoOptions(ClipOptions):

@@ -125,13 +125,12 @@ class Evidence:
         self._recommended = recommended_staleness(drift, sample=self._sample, tokens=tokens)
         for age_versions in KNOTS[1:]:
             measured = drift.get(age_versions, _UNKNOWN)
-            expected_nats = panel.expected_drift(age_versions)
+            share = self._sample.share if age_versions in drift else None
             self._metrics.show_age(
                 age_versions,
                 drift_nats=measured.nats,
                 drift_error_nats=measured.error_nats,
-                expected_drift_nats=expected_nats,
-                expected_ess_ratio=self._sample.share(expected_nats, tokens=tokens),
+                expected_ess_ratio=math.nan if share is None else share(measured.nats, tokens),
             )
 
     def _why(self, mismatch: Estimate) -> str:

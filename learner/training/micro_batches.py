@@ -57,7 +57,6 @@ def objective_batch(
     discount: Callable[[int], float],
     dtype: torch.dtype,
     device: torch.device,
-    expected_kl_nats: Sequence[NDArray[np.float64]] | None = None,
 ) -> ObjectiveBatch:
     """Return the objective's batch; the learner's logprobs, a leaf, hold the behaviour's for now.
 
@@ -65,8 +64,6 @@ def objective_batch(
         groups: whole, at least one; where logprobs are renormalised, with kept masses.
         discount: weight of a group of some staleness, in versions.
         dtype: of token logprobs. Rewards and discounts are float64.
-        expected_kl_nats: for each group, of its drawn tokens, completion after completion: the divergence
-            that their ages and their sampler lead to expect. None: not measured.
     """
     completions = [completion for group in groups for completion in group.completions]
     sizes = [len(group.completions) for group in groups]
@@ -76,12 +73,6 @@ def objective_batch(
     behaviour = np.zeros(mask.shape, np.float32)
     behaviour[mask] = np.concatenate([logprob for group in groups for logprob in full_logprobs(group)])
     behaviour_logprob = torch.from_numpy(behaviour).to(device, dtype)
-
-    expected = None
-    if expected_kl_nats is not None:
-        of_tokens = np.zeros(mask.shape, np.float64)
-        of_tokens[mask] = np.concatenate(expected_kl_nats)
-        expected = torch.from_numpy(of_tokens).to(device, dtype)
 
     def per_completion(of_group: Sequence[float] | NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(np.repeat(of_group, sizes)).to(device)
@@ -97,7 +88,6 @@ def objective_batch(
         staleness_versions=per_completion(staleness),
         max_tokens=max(group.sampling.max_new_tokens for group in groups),
         discount=per_completion([discount(int(age)) for age in staleness]),
-        expected_kl_nats=expected,
     )
 
 

@@ -170,7 +170,7 @@ def take_again(
     batch = [group_from_wire(group).without_abstained() for group in groups]
     try:
         then.restore(device)
-        outcome = trainer.step(next_step(batch, entry.expected_kl_nats, settings.step, progress))
+        outcome = trainer.step(next_step(batch, settings.step, progress))
     finally:
         random_state.restore(device)
     if not outcome.is_applied or not trainer.is_finite():

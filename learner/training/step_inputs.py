@@ -1,4 +1,4 @@
-"""What a step takes: a batch, its settings, and the divergence that is expected of it.
+"""What a step takes: a batch and its settings.
 
 The same for a new step and for one that is taken again from the journal, on every rank.
 """
@@ -29,22 +29,13 @@ class StepInputs:
     version: int
     """The learner's before the step."""
     settings: StepSettings
-    expected_kl_nats: Sequence[NDArray[np.float64]] | None = None
-    """See ``objective_batch``."""
 
     @property
     def instruction(self) -> Instruction:
         """The step as it is sent to the other ranks."""
         encoded = [source_of(group) for group in self.groups]
-        expected = self.expected_kl_nats
-        values = {
-            "version": self.version,
-            "settings": self.settings.model_dump(),
-            "groups": len(encoded),
-            "has_expected": expected is not None,
-        }
+        values = {"version": self.version, "settings": self.settings.model_dump()}
         blobs = [part for group in encoded for part in group.parts]
-        blobs += [np.asarray(nats, "<f8").tobytes() for nats in expected or ()]
         return Instruction("step", values, blobs)
 
     @classmethod
@@ -63,9 +54,7 @@ class StepInputs:
                 f"the first rank's objective is {settings.objective!r}, this one's {objective!r}",
                 fix="Start all ranks with one configuration.",
             )
-        count = told["groups"]
-        parts = iter(instruction.blobs[: 2 * count])
-        expected = [np.frombuffer(blob, "<f8") for blob in instruction.blobs[2 * count :]]
+        parts = iter(instruction.blobs)
         return cls(
             [
                 group_from_wire(EncodedGroup(header, columns)).without_abstained()
@@ -73,30 +62,16 @@ class StepInputs:
             ],
             version=told["version"],
             settings=settings,
-            expected_kl_nats=expected if told["has_expected"] else None,
         )
 
 
-def next_step(
-    groups: Sequence[RolloutGroup],
-    expected_kl_nats: Sequence[dict[int, float]],
-    settings: StepSettings,
-    progress: Progress,
-) -> StepInputs:
-    """Return the step to take from where ``progress`` is, without SFPO's fast steps once they are over.
-
-    Args:
-        expected_kl_nats: divergence expected of the tokens of each group, by the version that drew them.
-    """
+def next_step(groups: Sequence[RolloutGroup], settings: StepSettings, progress: Progress) -> StepInputs:
+    """Return the step to take from where ``progress`` is, without SFPO's fast steps once they are over."""
     fast_steps = settings.fast_steps * switch_before(progress, settings).is_on
     return StepInputs(
         groups,
         version=progress.version,
         settings=settings.model_copy(update={"fast_steps": fast_steps}),
-        expected_kl_nats=[
-            np.array([nats[version] for version in versions_of_tokens(group).tolist()])
-            for group, nats in zip(groups, expected_kl_nats, strict=True)
-        ],
     )
 
 

@@ -6,9 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from learner.objective.batch import ObjectiveBatch
@@ -54,7 +52,6 @@ def train_step(
     *,
     version: int,
     settings: StepSettings,
-    expected_kl_nats: Sequence[NDArray[np.float64]] | None = None,
     reference: ScoringModel | None = None,
 ) -> StepOutcome:
     """Move the parameters one step down the loss of ``groups``, if any of them teaches something.
@@ -64,7 +61,6 @@ def train_step(
     Args:
         groups: admitted, whole, at least one.
         version: of the learner before the step.
-        expected_kl_nats: see ``objective_batch``.
         reference: the base model, for the penalty towards it; None: no such penalty.
     Raises:
         StartupError: the objective cannot be loaded.
@@ -76,7 +72,6 @@ def train_step(
         discount=group_discount(settings),
         dtype=dtype,
         device=device,
-        expected_kl_nats=expected_kl_nats,
     )
     row_tokens = policy.scorer.row_tokens(groups)
     parts = [
@@ -192,7 +187,7 @@ def _outcome(
     surprisal = -batch.within(batch.learner_logprob).sum()
     is_clamped = is_beyond_bound(batch.log_ratio)
     counts = [objective.is_clipped.sum(), is_clamped.sum(), _sum(objective.is_truncated, batch)]
-    counts += [_sum(objective.trust, batch), _sum(measured.reference_kl_nats, batch), teaching]
+    counts += [_sum(measured.reference_kl_nats, batch), teaching]
     norm_there = gradient_norm.to(measured.loss.device)
     sums = torch.stack([measured.loss, norm_there, kl.sum(), surprisal, *counts])
     kl_of_groups = groups.sum(kl.sum(dim=1)) / groups.sum(batch.lengths)
@@ -200,7 +195,7 @@ def _outcome(
     # One copy for all numbers: each copy waits for the device.
     exact = [sums.double(), batch.mask.sum()[None].double(), kl_of_groups.double(), weight.double()]
     numbers = ranks.agreed(torch.cat(exact)).cpu()
-    loss, norm, kl_nats, surprise, clipped, clamped, truncated, trust, reference_kl, taught = numbers[
+    loss, norm, kl_nats, surprise, clipped, clamped, truncated, reference_kl, taught = numbers[
         : len(sums)
     ].tolist()
     tokens, *of_groups = numbers[len(sums) : -len(weight)].tolist()
@@ -221,7 +216,6 @@ def _outcome(
             ess_ratio=_sample_size_ratio(weight),
             clip_fraction=clipped / (tokens if objective.is_clipped.ndim == 2 else len(weight)),
             truncated_fraction=None if objective.is_truncated is None else truncated / tokens,
-            trust_mean=None if objective.trust is None else trust / len(weight),
             clamped_tokens=int(clamped),
         ),
     )

@@ -86,7 +86,6 @@ class Trainer:
                 step.groups,
                 version=step.version,
                 settings=step.settings,
-                expected_kl_nats=step.expected_kl_nats,
                 reference=self.reference if step.settings.reference_kl_coefficient else None,
             )
 

@@ -283,7 +283,6 @@ class TrainingLoop:
             lambda: self._state.take_step(
                 batch,
                 unacknowledged=unacknowledged,
-                expected_divergence=self._evidence.mismatches.panel.expected,
                 evaluations=lambda: self._coordinator.evaluations,
             )
         )

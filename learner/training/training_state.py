@@ -12,9 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from learner.config import LearnerConfig
 from learner.intake.divergence_panel import Observed
 from learner.intake.trained_slots import TrainedSlots
@@ -31,7 +28,7 @@ from learner.training.master_access import MasterAccess
 from learner.training.model import Policy, ScoringModel
 from learner.training.random_state import RandomState
 from learner.training.replay import replay, settings_of
-from learner.training.step_inputs import next_step, switch_before, token_ages, versions_of_tokens
+from learner.training.step_inputs import next_step, switch_before, token_ages
 from learner.training.step_loss import StepLoss
 from learner.training.train_step import StepOutcome
 from learner.training.trainer import Trainer
@@ -44,9 +41,6 @@ from node.run import StepRecord
 from node.wire.rollouts import source_of
 
 logger = logging.getLogger(__name__)
-
-ExpectedDivergence = Callable[[str, NDArray[np.int64]], NDArray[np.float64]]
-"""Takes a sampler's id and the ages of some of its tokens, see ``DivergencePanel.expected``."""
 
 Evaluations = Callable[[], EvaluationNotice]
 """Called in any thread."""
@@ -164,7 +158,6 @@ class TrainingState:
         batch: Sequence[RolloutGroup],
         *,
         unacknowledged: Sequence[StepRecord],
-        expected_divergence: ExpectedDivergence,
         evaluations: Evaluations,
     ) -> StepTaken | None:
         """Train on ``batch``, if it teaches anything. ``save`` must follow, as often as it takes.
@@ -180,9 +173,8 @@ class TrainingState:
         """
         started_s, self._masters_wait_s = self._clock.monotonic(), 0.0
         random_state = RandomState.on(self.policy.device)
-        expected_kl_nats = tuple(self._expected(one, expected_divergence) for one in batch)
         settings = StepSettings.of(self.config)
-        outcome = self.trainer.step(next_step(batch, expected_kl_nats, settings, self.progress))
+        outcome = self.trainer.step(next_step(batch, settings, self.progress))
         if not outcome.is_finite:
             return None
         if outcome.is_applied and not self.trainer.is_finite():
@@ -206,7 +198,6 @@ class TrainingState:
             best=self._best,
             entropy_switch=switch_before(self.progress, settings).observe(outcome.numbers.surprisal_nats),
             settings=self._recorded_settings,
-            expected_kl_nats=expected_kl_nats,
             cuda_state_bytes=len(random_state.cuda),
         )
         return StepTaken(line, entry, random_state.to_bytes(), encoded, observed)
@@ -336,12 +327,6 @@ class TrainingState:
         if progress.version:  # of the base model, nothing is worth remembering
             self._journal.append(entry, random_state=random_state, groups=groups)
         self.progress = progress
-
-    def _expected(self, one: RolloutGroup, expected_divergence: ExpectedDivergence) -> dict[int, float]:
-        """Return the divergence expected of a group's tokens, by the version that drew them."""
-        versions = np.unique(versions_of_tokens(one))
-        nats = expected_divergence(one.sampler_id, self.version - versions)
-        return dict(zip(versions.tolist(), nats.tolist(), strict=True))
 
     def has_news_of_best(self, evaluated: EvaluationNotice) -> bool:
         """Whether evaluations say that another version is the best than is written down."""

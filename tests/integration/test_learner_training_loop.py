@@ -330,12 +330,9 @@ async def test_divergence_by_age_is_shown_and_a_staleness_bound_recommended_once
         assert (running.shown("drift_nats", age_versions="1") or 0.0) > 0
         assert (running.shown("drift_error_nats", age_versions="1") or 0.0) > 0
         assert math.isnan(running.shown("drift_nats", age_versions="64") or 0.0)
-        assert (running.shown("expected_drift_nats", age_versions="64") or 0.0) == pytest.approx(
-            64 * 4.5e-4, rel=1e-3
-        )
+        assert math.isnan(running.shown("expected_ess_ratio", age_versions="64") or 0.0)
         bound = running.shown("recommended_staleness_versions")
-        shares = [running.shown("expected_ess_ratio", age_versions=age) or 0.0 for age in ("2", "64", "256")]
-        assert 0.85 > shares[0] > shares[1] > shares[2] > 0.5
+        assert 0.5 < (running.shown("expected_ess_ratio", age_versions="1") or 0.0) < 1
     lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     first, second = (line["recommended_staleness"] for line in lines)
     assert first["versions"] is None

@@ -19,15 +19,13 @@ PLACED_AT_ONCE = 100
 
 
 def made_up_step(generator: torch.Generator) -> ObjectiveBatch:
-    """64 completions of 1000 tokens, somewhat or not at all apart, young or old, with or without a record."""
+    """64 completions of 1000 tokens, somewhat or not at all apart, young or old."""
     shape = (COMPLETIONS, TOKENS)
     spread = 0.5 * float(torch.rand((), generator=generator))
     q = -torch.empty(shape).exponential_(1.5, generator=generator)
     p = (q + spread * torch.randn(shape, generator=generator)).clamp(max=0.0)
     reward = torch.randint(0, 2, (GROUPS, GROUP_SIZE), generator=generator).double()
     reward[:, 0], reward[:, 1] = 0.0, 1.0
-    record = torch.tensor([0.0, 1e-3, 0.1, 1.0])[int(torch.randint(4, (), generator=generator))]
-    is_measured = bool(torch.rand((), generator=generator) < 0.5)
     return ObjectiveBatch(
         learner_logprob=p,
         behaviour_logprob=q,
@@ -36,7 +34,6 @@ def made_up_step(generator: torch.Generator) -> ObjectiveBatch:
         reward=reward.flatten(),
         staleness_versions=torch.randint(0, 300, (COMPLETIONS,), generator=generator),
         max_tokens=TOKENS,
-        expected_kl_nats=record.expand(shape) if is_measured else None,
     )
 
 
@@ -71,7 +68,6 @@ def placed(
         reward=batch.reward[rows],
         staleness_versions=batch.staleness_versions[rows],
         max_tokens=batch.max_tokens,
-        expected_kl_nats=None if batch.expected_kl_nats is None else batch.expected_kl_nats[rows],
     )
 
 
@@ -97,10 +93,9 @@ def test_none_of_ten_thousand_outliers_holds_a_twentieth_of_the_squared_gradient
     tokens=st.integers(1, 40),
     seed=st.integers(0, 10_000),
     scale=st.sampled_from([0.0, 0.3, 3.0, 30.0, 1e4]),
-    is_measured=st.booleans(),
 )
 def test_no_token_of_any_batch_pulls_harder_than_on_policy(
-    rows: int, tokens: int, seed: int, scale: float, is_measured: bool
+    rows: int, tokens: int, seed: int, scale: float
 ) -> None:
     """However short the batch: |A| / tokens of GRPO, and the penalty's coefficient."""
     generator = torch.Generator().manual_seed(seed)
@@ -115,7 +110,6 @@ def test_no_token_of_any_batch_pulls_harder_than_on_policy(
         reward=torch.randn(rows, generator=generator, dtype=torch.float64),
         staleness_versions=torch.randint(0, 300, (rows,), generator=generator),
         max_tokens=tokens,
-        expected_kl_nats=torch.rand(rows, tokens, generator=generator) if is_measured else None,
     )
     loss = shipped_loss()
     (gradient,) = torch.autograd.grad(loss(batch).loss, p)

@@ -22,7 +22,6 @@ def entry_of(version: int) -> StepEntry:
         best=None,
         entropy_switch=EntropySwitch(),
         settings={},
-        expected_kl_nats=({0: 0.0},),
     )
 
 

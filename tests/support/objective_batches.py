@@ -47,7 +47,6 @@ def batch_of(
         staleness_versions=torch.tensor(sample.staleness),
         max_tokens=sample.max_tokens,
         proximal_logprob=None if sample.proximal is None else rows(sample.proximal),
-        expected_kl_nats=None if sample.expected is None else rows(sample.expected),
     )
 
 
@@ -63,7 +62,6 @@ def in_order(batch: ObjectiveBatch, order: list[int]) -> ObjectiveBatch:
         staleness_versions=batch.staleness_versions[order],
         discount=None if batch.discount is None else batch.discount[order],
         proximal_logprob=None if batch.proximal_logprob is None else batch.proximal_logprob[order],
-        expected_kl_nats=None if batch.expected_kl_nats is None else batch.expected_kl_nats[order],
     )
 
 

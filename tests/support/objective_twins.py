@@ -22,7 +22,6 @@ class Sample:
     staleness: list[int]
     max_tokens: int
     proximal: Rows | None = None
-    expected: Rows | None = None
 
     def members(self, i: int) -> list[int]:
         return [j for j, group in enumerate(self.group) if group == self.group[i]]
@@ -140,24 +139,18 @@ def _saturated_kl(i: int, frozen: Rows, s: Sample) -> float:
     return 1 - math.exp(-kl_of(i, frozen, s) / 0.5)
 
 
-def _drift_aware(*, scale: float = 2.0, deviations: float = 1.0, most: float = 0.5) -> Twin:
+def _drift_aware(*, move: float = 0.03, most: float = 0.5) -> Twin:
     def twin(p: Rows, frozen: Rows, s: Sample) -> float:
         losses = []
         for i, a in enumerate(standardised(s)):
-            drift = fmean(s.expected[i]) if s.expected else 4.5e-4 * s.staleness[i]
-            limit = min(max(deviations * math.sqrt(2 * drift), 0.03), most)
+            limit = min(move * math.sqrt(max(s.staleness[i], 1)), most)
             ratios = [x - y for x, y in zip(frozen[i], s.q[i], strict=True)]
             mean = fmean(clip(x, -2.0, 2.0) for x in ratios)
             if (a > 0 and mean > limit) or (a < 0 and mean < -limit):
                 losses.append(0.0)
                 continue
-            n = len(ratios)
-            divergence = (n * n * kl_of(i, frozen, s) + 2 * n * drift) / (n + 2)
-            f = 1 - math.exp(-divergence / scale)
-            share = fmean(s.q[i]) - math.log(expectation(i, s))
-            weights = [math.exp(min(0.0, x + share)) ** f for x in ratios]
             now = [math.exp(x - y) for x, y in zip(p[i], frozen[i], strict=True)]
-            losses.append(fmean(-w * a * u for w, u in zip(weights, now, strict=True)))
+            losses.append(-min(1, math.exp(fmean(ratios))) * a * fmean(now))
         return over_completions(losses)
 
     return twin
@@ -354,8 +347,8 @@ TWINS_WITH_OPTIONS: dict[str, tuple[str, dict[str, object], Twin]] = {
     "decoupled_ppo, log-linear": ("decoupled_ppo", {"proximal": "log_linear"}, decoupled_ppo_log_linear),
     "drift_aware, other options": (
         "drift_aware",
-        {"scale_nats": 0.5, "deviations": 0.7, "most_nats": 0.2},
-        _drift_aware(scale=0.5, deviations=0.7, most=0.2),
+        {"move_nats": 0.02, "most_nats": 0.03},
+        _drift_aware(move=0.02, most=0.03),
     ),
     "version_aware, always gated": (
         "version_aware",

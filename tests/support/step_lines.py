@@ -45,7 +45,6 @@ def make_step_line(version: int, *, groups: tuple[TrainedGroup, ...] = (), **cha
         "ess_ratio": 0.75,
         "clip_fraction": 0.125,
         "truncated_fraction": None,
-        "trust_mean": None,
         "clamped_tokens": 0,
         **of_step,
     }

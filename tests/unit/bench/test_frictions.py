@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from bench.friction_tasks import FRICTIONS, FrictionTask
-from bench.frictions import Line, applies, cell_of, paired, read, run, tables
+from bench.frictions import Line, applies, paired, read, run, tables
+from bench.staleness_lab.cells import Setting
 from bench.staleness_lab.codes import Codes
+from bench.staleness_lab.plan import Row, cell_of
 from bench.staleness_lab.tasks import Completions, Task
-from bench.staleness_lab.trials import Setting
 
 SEEDS = (0, 1, 2)
 GROUPS = 500
@@ -119,7 +120,9 @@ def test_which_groups_are_faulty_depends_on_the_seed_alone(task: Task) -> None:
 
 
 def test_logprobs_do_not_move_dg_and_rewards_do() -> None:
-    cell = replace(cell_of("letters", 2, "dg", Setting(), seeds=SEEDS), task="codes8", versions=30)
+    cell = replace(
+        cell_of("letters", Row("fixed", 2), "dg", Setting(), seeds=SEEDS), task="codes8", versions=30
+    )
     task = Codes(8)
     ends = {friction: run(cell, task, friction).ends for friction in FRICTIONS}
     assert ends["logprobs all -.001, 1/3"] == ends["logprobs + N(0, .5), 1/3"] == ends["none"]

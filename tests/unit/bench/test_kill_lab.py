@@ -221,7 +221,6 @@ def write_journal(world: World, *steps: tuple[int, str]) -> None:
             best=None,
             entropy_switch=EntropySwitch(),
             settings={},
-            expected_kl_nats=(),
         )
         journal.append(entry, random_state=b"random")
 

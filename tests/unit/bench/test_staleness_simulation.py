@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.staleness_lab.cells import Cell
+from bench.staleness_lab.cells import Cell, Setting
 from bench.staleness_lab.codes import Codes
 from bench.staleness_lab.digits import DigitsBandit
 from bench.staleness_lab.letters import word_reversal
@@ -16,9 +16,8 @@ from bench.staleness_lab.mismatch import MISMATCHES
 from bench.staleness_lab.seeds import runs_at_once
 from bench.staleness_lab.simulation import PolicyHistory, drawn_prompts, simulate
 from bench.staleness_lab.tasks import Task
-from bench.staleness_lab.trials import Setting
 
-CELL = Cell("report", "digits", "version_aware", Setting(), "", "fixed", 4, "none", 3e-3, (0, 1), 30)
+CELL = Cell("digits", "version_aware", Setting(), "", "fixed", 4, "none", 3e-3, (0, 1), 30)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +35,7 @@ def bandit(tmp_path_factory: pytest.TempPathFactory) -> DigitsBandit:
 
 @pytest.mark.parametrize("mismatch", MISMATCHES)
 def test_a_seed_runs_the_same_whichever_seeds_run_beside_it(bandit: DigitsBandit, mismatch: str) -> None:
-    for delay in ("fixed", "uniform"):
+    for delay in ("fixed", "humps"):
         both = replace(CELL, delay=delay, mismatch=mismatch, versions=12)
         alone = replace(both, seeds=(1,))
         method = Method.named(CELL.method)
@@ -45,7 +44,7 @@ def test_a_seed_runs_the_same_whichever_seeds_run_beside_it(bandit: DigitsBandit
 
 def test_a_run_repeats_itself_and_differs_between_seeds() -> None:
     task = Codes(8)
-    cell = replace(CELL, task="codes8", delay="weibull", staleness=8, mismatch="outliers")
+    cell = replace(CELL, task="codes8", delay="humps", staleness=8, mismatch="flipped")
     once, again = (simulate(cell, task, Method.named("grpo")) for _ in range(2))
     assert once.scores == again.scores
     assert once.measures == again.measures
@@ -54,7 +53,7 @@ def test_a_run_repeats_itself_and_differs_between_seeds() -> None:
 
 def test_every_method_learns_on_policy(bandit: DigitsBandit) -> None:
     for name in RECIPES:
-        cell = replace(CELL, purpose="tune", method=name, staleness=0, versions=30, learning_rate=1e-2)
+        cell = replace(CELL, method=name, staleness=0, versions=30, learning_rate=1e-2)
         outcome = simulate(cell, bandit, Method.named(name))
         scores = np.mean(outcome.scores, axis=0)
         assert scores[-1] > scores[0] + 0.1, name
@@ -65,14 +64,6 @@ def test_on_policy_there_is_no_divergence_and_every_weight_counts(bandit: Digits
     measures = simulate(replace(CELL, staleness=0), bandit, Method.named("gspo")).measures
     assert [v for v in measures["kl"] if v is not None] == pytest.approx([0] * 10, abs=1e-9)
     assert [v for v in measures["ess"] if v is not None] == pytest.approx([1] * 10)
-
-
-def test_a_tuning_cell_keeps_the_ends_that_its_whole_curve_has(bandit: DigitsBandit) -> None:
-    whole = simulate(CELL, bandit, Method.named("grpo"))
-    tuned = simulate(replace(CELL, purpose="tune"), bandit, Method.named("grpo"))
-    assert tuned.ends.tolist() == whole.ends.tolist()
-    assert [len(curve) for curve in tuned.scores] == [4, 4]
-    assert not tuned.measures
 
 
 def test_old_behaviour_diverges(bandit: DigitsBandit) -> None:

@@ -5,15 +5,12 @@ import itertools
 import numpy as np
 import pytest
 
-from bench.staleness_lab.cells import Cell, Floats, Outcome
+from bench.staleness_lab.cells import Cell, Floats, Outcome, Setting
 from bench.staleness_lab.statistics import (
-    Estimate,
     best_scores,
     collapsed_share,
     simultaneous,
-    versions_to_learn,
 )
-from bench.staleness_lab.trials import Setting
 
 RISES_AND_FALLS = (0.0, 0.9, 0.9, 0.9, 0.3, 0.3, 0.3)
 RISES = (0.0, 0.2, 0.4, 0.6, 0.9, 0.9, 0.9)
@@ -22,7 +19,7 @@ RISES = (0.0, 0.2, 0.4, 0.6, 0.9, 0.9, 0.9)
 def outcome(*scores: tuple[float, ...]) -> Outcome:
     """An outcome of which only the scores matter."""
     seeds = tuple(range(len(scores)))
-    cell = Cell("tune", "digits", "gepo", Setting(), "", "fixed", 0, "none", 1e-3, seeds, versions=60)
+    cell = Cell("digits", "gepo", Setting(), "", "fixed", 0, "none", 1e-3, seeds, versions=60)
     return Outcome(cell=cell, scores=scores, measures={}, skipped=0.0, seconds=0.0)
 
 
@@ -33,20 +30,6 @@ def test_best_and_end_are_means_of_three_evaluations() -> None:
 
 def test_a_run_that_ends_far_below_its_best_has_collapsed() -> None:
     assert collapsed_share(outcome(RISES_AND_FALLS, RISES)) == 0.5
-
-
-def test_a_run_has_learned_at_four_fifths_of_the_way_to_the_goal() -> None:
-    # Evaluated at 0, 10, ..., 60; to 0.9 the mark is 0.72, to 0.5 it is 0.4.
-    assert versions_to_learn(outcome(RISES), goal=0.9) == 40
-    assert versions_to_learn(outcome(RISES), goal=0.5) == 20
-    assert versions_to_learn(outcome(RISES), goal=1.5) == float("inf")
-    assert versions_to_learn(outcome(RISES), goal=0.0) == 0
-
-
-def test_a_standard_error_is_the_deviation_over_the_root_of_the_seeds() -> None:
-    estimate = Estimate.of(np.array([1.0, 2.0, 3.0, 4.0]))
-    assert estimate.mean == 2.5
-    assert estimate.error == pytest.approx(np.sqrt(5 / 3) / 2)
 
 
 def test_alone_p_is_the_share_of_sign_patterns_as_far_from_zero() -> None:

@@ -7,13 +7,18 @@ import pytest
 import torch
 
 from bench.staleness_lab.answers import END, PAD, AnswerTask
+from bench.staleness_lab.batched import Shapes
 from bench.staleness_lab.codes import Codes
 from bench.staleness_lab.knapsack import Knapsack, most_value
+from bench.staleness_lab.lander import Lander
 from bench.staleness_lab.letters import word_reversal
 from bench.staleness_lab.maze import Maze
-from bench.staleness_lab.mismatch import outlier_shift, recorded_logprob, sampling_weights
+from bench.staleness_lab.mismatch import given_reward, sampling_weights
 from bench.staleness_lab.palindromes import is_palindrome, palindrome_task
+from bench.staleness_lab.prices import Prices
 from bench.staleness_lab.routes import Routes, shortest_round_trips
+from bench.staleness_lab.safes import Safes
+from bench.staleness_lab.sorting import word_sorting
 from bench.staleness_lab.tasks import Task
 
 
@@ -36,11 +41,15 @@ def small_palindromes() -> AnswerTask:
         pytest.param(Routes, id="routes"),
         pytest.param(Maze, id="maze"),
         pytest.param(Knapsack, id="knapsack"),
+        pytest.param(Safes, id="safes"),
+        pytest.param(Prices, id="prices"),
+        pytest.param(Lander, id="lander"),
+        pytest.param(word_sorting, id="sorting"),
         pytest.param(small_palindromes, id="palindromes", marks=pytest.mark.needs("reasoning_gym")),
     ],
 )
 def task(request: pytest.FixtureRequest) -> Task:
-    """Every task that samples more than one token."""
+    """Every task but digits."""
     made: Task = request.param()
     return made
 
@@ -151,29 +160,24 @@ def test_a_palindrome_is_right_where_reasoning_gym_says_so() -> None:
     assert verdicts == {True, False}
 
 
-def test_bfloat16_keeps_eight_bits_of_a_logprob_and_leaves_the_others_alone() -> None:
-    logprob = torch.tensor([-1.003, -5.3])
-    assert recorded_logprob("bf16", logprob).tolist() == [-1.0, -5.3125]
-    assert recorded_logprob("none", logprob) is logprob
-
-
 def test_a_quantised_block_keeps_its_largest_weight_and_fifteen_levels() -> None:
     theta = torch.linspace(-1, 1, 100).expand(2, 3, 100)
-    rounded = sampling_weights("quantised", theta)
+    shapes = Shapes({"hidden": (40,), "output": (60,)})
+    rounded = sampling_weights("quantised", theta, shapes)
     assert rounded.shape == theta.shape
     assert rounded[0, 0, 0] == pytest.approx(-1.0)
     assert len(set(rounded[0, 0, :64].tolist())) <= 15
     assert float((rounded - theta).abs().max()) <= 1 / 14 + 1e-6
-    assert sampling_weights("bf16", theta) is theta
+    assert sampling_weights("flipped", theta, shapes) is theta
+    warmed = sampling_weights("samplers", theta, shapes)
+    assert torch.equal(warmed[..., :40], theta[..., :40])
+    ratio = (theta / warmed)[0, :, 40:].mean(1).tolist()
+    assert ratio == pytest.approx([0.7, 1.3, 0.7])
 
 
-def test_one_token_in_a_thousand_is_an_outlier_of_three_to_ten_nats() -> None:
-    shift = outlier_shift("outliers", (400, 1000), [torch.Generator().manual_seed(0)])
-    assert shift is not None
-    for each in (shift.recorded, shift.learner):
-        off = -each[each != 0]
-        assert len(off) == pytest.approx(200, abs=60)
-        assert float(off.min()) >= 3
-        assert float(off.max()) <= 10
-    assert not ((shift.recorded != 0) & (shift.learner != 0)).any()
-    assert outlier_shift("bf16", (4, 10), [torch.Generator()]) is None
+def test_one_reward_in_seven_is_turned_round() -> None:
+    reward = torch.full((1, 20_000), 0.8)
+    given = given_reward("flipped", reward, [torch.Generator().manual_seed(0)])
+    assert sorted(set(given.flatten().tolist())) == pytest.approx([0.2, 0.8])
+    assert float((given < 0.5).double().mean()) == pytest.approx(0.15, abs=0.01)
+    assert given_reward("none", reward, []) is reward

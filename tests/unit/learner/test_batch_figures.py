@@ -93,14 +93,15 @@ def test_a_step_shows_the_same_numbers_in_gauges_and_in_its_line() -> None:
     registry = CollectorRegistry()
     metrics = LearnerMetrics(registry)
     shown = {
-        name: registry.get_sample_value(f"heterorl_learner_{name}") for name in ("reward_mean", "trust_ratio")
+        name: registry.get_sample_value(f"heterorl_learner_{name}")
+        for name in ("reward_mean", "truncated_ratio")
     }
     assert all(math.isnan(value) for value in shown.values() if value is not None)
     line = make_step_line(7, recommended_staleness=RecommendedStaleness(16, "token weights"))
     metrics.show_step(line)
     numbers = line.gauges()
     assert numbers["tokens_per_second"] == 24.0
-    assert "trust_ratio" not in numbers
+    assert "truncated_ratio" not in numbers
     for name, value in numbers.items():
         assert registry.get_sample_value(f"heterorl_learner_{name}") == value, name
     written = json.loads(line.to_json())

@@ -10,7 +10,6 @@ from learner.intake.divergence_panel import (
     HALF_LIFE_STEPS,
     KNOTS,
     LEAST_NOISE_NATS,
-    SUPPOSED_MISMATCH_NATS,
     UNKNOWN_NATS,
     DivergencePanel,
     Estimate,
@@ -18,7 +17,6 @@ from learner.intake.divergence_panel import (
     Vector,
     mean_basis,
 )
-from learner.objective.divergence import SUPPOSED_NATS_PER_VERSION
 
 
 @dataclass
@@ -160,15 +158,6 @@ def test_drift_is_the_curve_between_its_knots_and_as_uncertain(pair: Pair) -> No
         assert panel.drift(age).error_nats == pytest.approx(math.sqrt(basis @ inverse @ basis), rel=1e-6)
 
 
-def test_a_panel_that_has_seen_nothing_expects_what_is_supposed_of_every_age() -> None:
-    panel = DivergencePanel()
-    assert panel.drift(4).nats == 0.0
-    assert panel.drift(4).error_nats == pytest.approx(UNKNOWN_NATS)
-    supposed = SUPPOSED_NATS_PER_VERSION * 4
-    expected = supposed * (1 - 1 / (1 + (UNKNOWN_NATS / supposed) ** 2))
-    np.testing.assert_allclose(panel.expected("nobody", np.array([0, 4])), [0.0, expected])
-
-
 def test_groups_are_counted_with_the_half_life(pair: Pair) -> None:
     panel, twin = pair
     for name in panel.samplers():
@@ -177,17 +166,3 @@ def test_groups_are_counted_with_the_half_life(pair: Pair) -> None:
         assert panel.groups(name) == pytest.approx(sum(ages))
         fresh = [age for age, (_, basis) in zip(ages, of_steps, strict=True) if np.argmax(basis) == 0]
         assert panel.fresh_groups(name) == pytest.approx(sum(fresh))
-
-
-def test_expected_divergence_is_drift_and_mismatch_each_shrunk_by_its_uncertainty(pair: Pair) -> None:
-    panel, _ = pair
-    ages = np.array([[0, 5], [30, 5]])
-    for sampler in ("off", "nobody"):
-        mismatch, expected = panel.mismatch(sampler), []
-        believed = mismatch.nats / (1 + (mismatch.error_nats / SUPPOSED_MISMATCH_NATS) ** 2)
-        for age in ages.ravel().tolist():
-            supposed, drift = SUPPOSED_NATS_PER_VERSION * age, panel.drift(age)
-            spread = max(supposed, drift.nats)
-            share = 1 / (1 + (drift.error_nats / spread) ** 2) if age else 0.0
-            expected.append(max((1 - share) * supposed + share * drift.nats + believed, 0.0))
-        np.testing.assert_allclose(panel.expected(sampler, ages), np.reshape(expected, ages.shape), rtol=1e-9)

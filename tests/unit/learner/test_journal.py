@@ -39,7 +39,6 @@ def step(version: int) -> StepEntry:
         best=BestVersion(1, 0.5),
         entropy_switch=EntropySwitch(threshold=math.inf).observe(1.5),
         settings={"learning_rate": 1e-3, "betas": [0.9, 0.999], "objective_options": {}},
-        expected_kl_nats=tuple({version - 1: 0.1 + version} for _ in GROUPS),
     )
 
 

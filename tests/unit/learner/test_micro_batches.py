@@ -104,10 +104,7 @@ def test_the_objectives_batch_has_a_row_for_every_completion() -> None:
         asked.append(age)
         return 1.0 / age
 
-    expected = [np.array([0.1, 0.2, 0.3, 0.4, 0.5]), np.array([0.6])]
-    batch = objective_batch(
-        groups(), version=7, discount=discount, dtype=torch.float32, device=CPU, expected_kl_nats=expected
-    )
+    batch = objective_batch(groups(), version=7, discount=discount, dtype=torch.float32, device=CPU)
     assert batch.mask.tolist() == [[True] * 3, [True, True, False], [True, False, False]]
     assert batch.behaviour_logprob.tolist() == [[-1, -2, -3], [-1, -2, 0], [-1, 0, 0]]
     assert batch.learner_logprob.requires_grad
@@ -120,12 +117,6 @@ def test_the_objectives_batch_has_a_row_for_every_completion() -> None:
     assert batch.discount.tolist() == [1 / 3, 1 / 3, 1 / 2]
     assert asked == [3, 2]
     assert batch.max_tokens == 99
-    assert batch.expected_kl_nats is not None
-    torch.testing.assert_close(
-        batch.expected_kl_nats, torch.tensor([[0.1, 0.2, 0.3], [0.4, 0.5, 0.0], [0.6, 0.0, 0.0]])
-    )
-    unmeasured = objective_batch(groups(), version=7, discount=discount, dtype=torch.float32, device=CPU)
-    assert unmeasured.expected_kl_nats is None
 
 
 def test_renormalised_logprobs_without_kept_masses_are_our_own_mistake() -> None:

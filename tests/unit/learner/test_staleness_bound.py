@@ -3,6 +3,7 @@
 import math
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,22 +12,29 @@ from learner.intake.staleness_bound import (
     LEAST_GROUPS,
     WeighedSample,
     recommended_staleness,
-    share_within_reach,
-    token_weight_share,
+    token_share,
+    truncated,
+    within_reach,
 )
+from learner.objective.batch import ObjectiveBatch
 from learner.objective.divergence import effective_sample_size_ratio
-from learner.objective.drift import has_moved, largest_move, truncated_group_weight
-from learner.objective.options import DriftAwareOptions
+from learner.objective.drift import has_moved, largest_move
+from learner.objective.registry import load_objective
 from support.fleets import Fleet, one
 
-TOKEN_WEIGHTS = WeighedSample.of("drift_aware", {})
-WHOLE_COMPLETIONS = WeighedSample.of("grpo", {"clip_low": 0.1})
+DEFAULT = WeighedSample.of("drift_aware", {})
+WHOLE_COMPLETIONS = WeighedSample.of("topr", {})
 
 MEASURED = {0: Estimate(0.0, 0.0), 4: Estimate(0.010, 0.001), 8: Estimate(0.018, 0.001)}
 """Upper ends: 0.012 at age 4, 0.020 at 8."""
 
 
-def versions(drift: dict[int, Estimate], sample: WeighedSample = TOKEN_WEIGHTS, *, tokens: float) -> int:
+def share(sample: WeighedSample, nats: float, *, tokens: float) -> float:
+    assert sample.share is not None
+    return sample.share(nats, tokens)
+
+
+def versions(drift: dict[int, Estimate], sample: WeighedSample = DEFAULT, *, tokens: float) -> int:
     recommended = recommended_staleness(drift, sample=sample, tokens=tokens)
     assert recommended.versions is not None
     assert not recommended.unknown_because
@@ -35,74 +43,97 @@ def versions(drift: dict[int, Estimate], sample: WeighedSample = TOKEN_WEIGHTS, 
 
 def test_shares_of_token_weights_by_hand() -> None:
     """d = 1/2, s = 1: P(-1/2) = .308538, P(-3/2) = .066807."""
-    assert token_weight_share(0.5, trust=0.0) == 1.0
-    assert token_weight_share(0.0, trust=1.0) == 1.0
-    # f = 1/2: (.308538 + e^(-1/8) / 2)^2 / (2 * .308538)
-    assert token_weight_share(0.5, trust=0.5) == pytest.approx(0.562179 / 0.617075, abs=1e-5)
-    # f = 1: (2 * .308538)^2 / (.308538 + e * .066807)
-    assert token_weight_share(0.5, trust=1.0) == pytest.approx(0.380782 / 0.490138, abs=1e-5)
+    assert token_share(0.0, truncated(1.0)) == pytest.approx(1.0)
+    # (2 * .308538)^2 / (.308538 + e * .066807)
+    assert token_share(0.5, truncated(1.0)) == pytest.approx(0.380782 / 0.490138, abs=1e-5)
+    # Whole p/q: e^(-2d).
+    assert token_share(0.5, truncated(math.inf)) == pytest.approx(math.exp(-1), rel=1e-6)
+    # p/q of good tokens up to 1: P(-1/2), e P(-3/2); of all bad ones: 1, e.
+    half = token_share(0.5, lambda ratio: np.where(ratio <= 1, ratio, 0.0), truncated(math.inf))
+    expected = ((0.308538 + 1) / 2) ** 2 / (math.e * (0.066807 + 1) / 2)
+    assert half == pytest.approx(expected, abs=1e-3)
+    assert token_share(0.5, lambda ratio: 0.0 * ratio) == 0.0
 
 
-@pytest.mark.parametrize("nats", [0.01, 0.3, 1.6, 4.0])
-@pytest.mark.parametrize("trust", [0.1, 0.5, 1.0])
-def test_the_share_is_that_of_the_default_objectives_weights(nats: float, trust: float) -> None:
-    draws = torch.randn(1, 400_000, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    log_ratio = math.sqrt(2 * nats) * draws - nats
-    weight = truncated_group_weight(log_ratio, torch.zeros(1), torch.tensor([trust]))
-    expected = token_weight_share(nats, trust=trust)
-    assert effective_sample_size_ratio(weight[0]) == pytest.approx(expected, rel=0.01)
-    assert expected >= 1 - math.sqrt(nats / 2)  # the bound of the README
+@pytest.mark.parametrize(
+    ("objective", "options"),
+    [("grpo", {"dual_clip": 3.0}), ("cispo", {}), ("tis", {}), ("decoupled_ppo", {"behaviour_cap": 5.0})],
+)
+@pytest.mark.parametrize("nats", [0.01, 0.3, 1.6])
+def test_the_share_is_that_of_the_objectives_own_weights(
+    objective: str, options: dict[str, float], nats: float
+) -> None:
+    """As its gradients have them: how hard a token of advantage +-1 pulls."""
+    rows = 100_000
+    generator = torch.Generator().manual_seed(3)
+    log_ratio = math.sqrt(2 * nats) * torch.randn(rows, 1, generator=generator, dtype=torch.float64) - nats
+    p = log_ratio.clone().requires_grad_()
+    batch = ObjectiveBatch(
+        learner_logprob=p,
+        behaviour_logprob=torch.zeros(rows, 1, dtype=torch.float64),
+        mask=torch.ones(rows, 1, dtype=torch.bool),
+        group_index=torch.arange(rows) // 2,
+        reward=torch.tensor([0.0, 1.0]).repeat(rows // 2),
+        staleness_versions=torch.zeros(rows),
+        max_tokens=1,
+    )
+    (gradient,) = torch.autograd.grad(load_objective(objective, options)(batch).loss, p)
+    measured = effective_sample_size_ratio(gradient[:, 0].abs())
+    sample = WeighedSample.of(objective, options)
+    assert share(sample, nats, tokens=7) == pytest.approx(measured, rel=0.05)
+    assert sample.name == "token weights"
+
+
+def test_a_bound_is_not_known_of_weights_whose_spread_is_not_measured() -> None:
+    for objective in ("gepo", "gspo", "dppo_tv", "dg", "reinforce", "my_package.my_module:mine"):
+        recommended = recommended_staleness(MEASURED, sample=WeighedSample.of(objective, {}), tokens=100)
+        assert recommended.versions is None
+        assert objective in recommended.unknown_because
 
 
 def test_shares_within_reach_of_the_trust_region_by_hand() -> None:
-    options = DriftAwareOptions()
-    assert share_within_reach(0.0, options) == 1.0
+    assert within_reach(0.0, 0.5) == 1.0
     # d = 1/50, s = h = 1/5: 1 - (P(-1.1) + P(-.9)) / 2
-    assert share_within_reach(0.02, options) == pytest.approx(1 - (0.135666 + 0.184060) / 2, abs=1e-6)
+    assert within_reach(0.02, 0.5) == pytest.approx(1 - (0.135666 + 0.184060) / 2, abs=1e-6)
     # d = 1/2, s = 1, h at its end of 1/2: 1 - (P(-1) + P(0)) / 2
-    assert share_within_reach(0.5, options) == pytest.approx(1 - (0.158655 + 0.5) / 2, abs=1e-6)
-    # d = 1/20000, s = 1/100, h no less than .03: 1 - (P(-3.005) + P(-2.995)) / 2
-    assert share_within_reach(5e-5, options) == pytest.approx(1 - 0.00135, abs=1e-6)
-    assert share_within_reach(0.5, DriftAwareOptions(most_nats=9, deviations=9)) > 0.999
+    assert within_reach(0.5, 0.5) == pytest.approx(1 - (0.158655 + 0.5) / 2, abs=1e-6)
 
 
 def test_the_share_within_reach_is_that_of_the_default_objectives_completions() -> None:
-    """Completions of two tokens that move together."""
-    for nats in (0.001, 0.05, 0.3):
+    """Completions of two tokens that move together, by 0.03 of a nat a version."""
+    for age in (4, 64, 900):
+        nats = 0.03**2 * age / 2
         draws = torch.randn(200_000, 1, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
         log_ratio = (math.sqrt(2 * nats) * draws - nats).expand(-1, 2)
-        limit = largest_move(torch.full((200_000,), nats), deviations=1.0, most_nats=0.5)
+        limit = largest_move(torch.full((200_000,), age), per_root_version=0.03, most_nats=0.5)
         advantage = torch.tensor([1.0, -1.0]).repeat(100_000)
         moved = has_moved(log_ratio, torch.ones(200_000, 2, dtype=torch.bool), advantage, limit=limit)
         kept = 1 - float(moved.double().mean())
-        assert share_within_reach(nats, DriftAwareOptions()) == pytest.approx(kept, abs=0.005)
+        assert within_reach(nats, 0.5) == pytest.approx(kept, abs=0.005)
 
 
-def test_the_share_of_whole_completions_falls_with_every_token_that_of_token_weights_does_not() -> None:
-    assert WHOLE_COMPLETIONS.share(0.001, tokens=100) == pytest.approx(math.exp(-0.2))
-    assert WHOLE_COMPLETIONS.share(math.log(2) / 2 / 100, tokens=100) == pytest.approx(0.5)
-    within = share_within_reach(0.1, DriftAwareOptions())
-    in_full = within * token_weight_share(0.1, trust=1.0)
-    assert TOKEN_WEIGHTS.share(0.1, tokens=10_000) == pytest.approx(in_full)
-    # One token: f = 1 - exp(-.1 / 2)
-    one_token = within * token_weight_share(0.1, trust=0.0487706)
-    assert TOKEN_WEIGHTS.share(0.1, tokens=1) == pytest.approx(one_token, rel=1e-6)
-    assert TOKEN_WEIGHTS.share(-0.1, tokens=1) == 1.0
-    assert 0 < TOKEN_WEIGHTS.share(1e9, tokens=1e6) < 0.05
+def test_the_share_of_whole_completions_falls_with_every_token_that_of_the_default_does_not() -> None:
+    assert share(WHOLE_COMPLETIONS, 0.001, tokens=100) == pytest.approx(math.exp(-0.2))
+    assert share(WHOLE_COMPLETIONS, math.log(2) / 2 / 100, tokens=100) == pytest.approx(0.5)
+    in_full = within_reach(0.1, 0.5) * token_share(0.1, truncated(1.0))
+    for tokens in (1, 10_000):
+        assert share(DEFAULT, 0.1, tokens=tokens) == pytest.approx(in_full)
+    assert share(DEFAULT, -0.1, tokens=1) == pytest.approx(1.0)
+    assert 0 < share(DEFAULT, 1e9, tokens=1e6) < 0.05
 
 
 @pytest.mark.parametrize("tokens", [1, 8, 512])
 def test_the_further_the_policies_are_apart_the_less_is_left(tokens: float) -> None:
-    for sample in (TOKEN_WEIGHTS, WHOLE_COMPLETIONS):
-        shares = [sample.share(10 ** (exponent / 20), tokens=tokens) for exponent in range(-120, 21)]
+    for sample in (DEFAULT, WHOLE_COMPLETIONS):
+        shares = [share(sample, 10 ** (exponent / 20), tokens=tokens) for exponent in range(-120, 21)]
         assert all(further <= nearer + 1e-12 for nearer, further in pairwise(shares))
 
 
 def test_a_bound_beyond_what_is_measured_by_hand() -> None:
     """The default is at a half at 0.55716 nats a token: 8 sqrt(0.55716 / 0.020) = 42.22."""
-    assert TOKEN_WEIGHTS.share(0.55716, tokens=100) == pytest.approx(0.5, abs=1e-5)
+    assert share(DEFAULT, 0.55716, tokens=100) == pytest.approx(0.5, abs=1e-5)
     assert versions(MEASURED, tokens=100) == 42
-    recommended = recommended_staleness(MEASURED, sample=TOKEN_WEIGHTS, tokens=100)
+    recommended = recommended_staleness(MEASURED, sample=DEFAULT, tokens=100)
     assert recommended.sample == "token weights"
 
 
@@ -147,7 +178,7 @@ def test_nothing_measured_and_one_age_are_said_and_no_number_is() -> None:
         if age is not None:
             panel.observe([one("a", 0.1, age=age)] * LEAST_GROUPS)
         drift = panel.drift_by_age(least_groups=LEAST_GROUPS)
-        recommended = recommended_staleness(drift, sample=TOKEN_WEIGHTS, tokens=100)
+        recommended = recommended_staleness(drift, sample=DEFAULT, tokens=100)
         assert recommended.versions is None
         assert because in recommended.unknown_because
     panel.observe([one("a", 0.001)] * LEAST_GROUPS)
@@ -165,6 +196,6 @@ def test_the_bound_of_a_made_up_fleet_is_never_above_the_truth_and_not_far_below
     for batch in fleet.steps(seed, 60):
         panel.observe(batch)
     drift = panel.drift_by_age(least_groups=LEAST_GROUPS)
-    for sample, tokens in ((WHOLE_COMPLETIONS, 16), (TOKEN_WEIGHTS, 500)):
-        truth = max(age for age in range(2000) if sample.share(fleet.drift(age), tokens=tokens) >= 0.5)
+    for sample, tokens in ((WHOLE_COMPLETIONS, 16), (DEFAULT, 500)):
+        truth = max(age for age in range(2000) if share(sample, fleet.drift(age), tokens=tokens) >= 0.5)
         assert min(truth, 256) / 4 <= versions(drift, sample, tokens=tokens) <= truth
