@@ -78,6 +78,7 @@ class Candidate:
             servicers=(),
             standby=self._refusal,
         )
+        await self._look_who_leads()  # callers are told
         is_over, leads = asyncio.Event(), False
         async with asyncio.TaskGroup() as tasks:
             for service in (server, order_server(self.context.state_dir, StandbyDesk(self._refusal))):
@@ -87,13 +88,16 @@ class Candidate:
             self.context.announce(Phase.STANDBY)
             logger.info("standing by", extra={"listen": server.address})
             while not stopping.is_set() and not (leads := await self._try_to_lead()):
-                leader = await asyncio.to_thread(self.leadership.leader)
-                if leader != self._leader:
-                    logger.info("another coordinator leads", extra={"leader": leader and leader.address})
-                self._leader = leader
+                await self._look_who_leads()
                 await wait_at_most(stopping, LOOK_S)
             is_over.set()
         return leads
+
+    async def _look_who_leads(self) -> None:
+        leader = await asyncio.to_thread(self.leadership.leader)
+        if leader != self._leader:
+            logger.info("another coordinator leads", extra={"leader": leader and leader.address})
+        self._leader = leader
 
     async def _lead(self, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         logger.info("leading", extra={"epoch": self.leadership.epoch})
