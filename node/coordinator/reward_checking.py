@@ -24,7 +24,7 @@ from node.coordinator.work import findings
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.check_queue import Held
 from node.coordinator.work.decision import Decision
-from node.coordinator.work.findings import Checked, Found
+from node.coordinator.work.findings import Checked, GroupFinding
 from node.coordinator.work.verdicts import Submitted
 from node.coordinator.work.verifier_places import GRADING_LIMIT_S, VerifierPlaces
 from node.errors import Reason, RefusedError
@@ -190,7 +190,7 @@ class RewardChecking:
 
     async def _settle(self, held: Held, finding: RewardFinding, *, noise_ratio: float = 0.0) -> None:
         """Decide what a finding means. A stream that ends takes back no decision."""
-        found = Found(held, finding, noise_ratio)
+        found = GroupFinding(held, finding, noise_ratio)
         is_decided = False
 
         def decide(accounts: Accounts, /, *, now: float) -> Decision[Checked]:

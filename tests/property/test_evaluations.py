@@ -18,7 +18,7 @@ from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.decision import Decision
-from node.coordinator.work.findings import Found
+from node.coordinator.work.findings import GroupFinding
 from node.coordinator.work.run_terms import EvaluationSettings
 from node.coordinator.work.slots import SlotKind, SlotState, group_id
 from node.coordinator.work.verifier_places import VerifierPlaces
@@ -180,7 +180,7 @@ class Run:
         is_good = self.draw.random() < share_good
         finding = RewardFinding(held.group_id, RewardCheck.AGREED if is_good else RewardCheck.UNGRADABLE)
         accounts, now = self.desk.accounts, self.desk.now
-        self.desk.settle(findings.found(accounts, Found(held, finding, 0.0), now=now))
+        self.desk.settle(findings.found(accounts, GroupFinding(held, finding, 0.0), now=now))
         self.desk.accounts.reward_checks.let_go(held, is_checked=True)
         if not is_good:
             self.uncount(held.group_id, held.sampler_id)

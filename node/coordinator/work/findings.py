@@ -23,7 +23,7 @@ from node.verdict import GroupVerdict, Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class GroupFinding:
     """What a verifier found out about a group that it was sent."""
 
     held: Held
@@ -38,14 +38,14 @@ class Found:
 class Checked:
     """What a finding comes to."""
 
-    found: Found
+    found: GroupFinding
     thrown_out: tuple[GroupVerdict, ...] = ()
     """Groups that are not trained on, because of it."""
     proof: str = ""
     """Why the sampler is a proven liar, since just now; empty: it is none."""
 
 
-def found(accounts: Accounts, request: Found, *, now: float) -> Decision[Checked]:
+def found(accounts: Accounts, request: GroupFinding, *, now: float) -> Decision[Checked]:
     """Decide what becomes of a group that a verifier was sent, and of its sampler."""
     finding = request.finding
     if finding.grades is not None:
@@ -59,7 +59,7 @@ def found(accounts: Accounts, request: Found, *, now: float) -> Decision[Checked
     return _checked(accounts, request, now=now)
 
 
-def _graded(accounts: Accounts, request: Found, group: EncodedGroup) -> Decision[Checked]:
+def _graded(accounts: Accounts, request: GroupFinding, group: EncodedGroup) -> Decision[Checked]:
     """Put a group with its grades in the place of the one without, unless nobody waits for it any more."""
     slot = accounts.slots.graded(*slot_and_attempt(group.group_id))
     if slot is None:
@@ -67,7 +67,9 @@ def _graded(accounts: Accounts, request: Found, group: EncodedGroup) -> Decision
     return Decision(Checked(request), Transaction(slots=(slot,), graded=group))
 
 
-def _ungradable(accounts: Accounts, request: Found, fault: Failure, *, now: float) -> Decision[Checked]:
+def _ungradable(
+    accounts: Accounts, request: GroupFinding, fault: Failure, *, now: float
+) -> Decision[Checked]:
     """Count an attempt at a prompt whose completions the grader cannot grade."""
     held, detail = request.held, request.finding.detail
     number, attempt = slot_and_attempt(held.group_id)
@@ -84,7 +86,7 @@ def _ungradable(accounts: Accounts, request: Found, fault: Failure, *, now: floa
     return Decision(checked, Transaction(slots=(slot,), facts=facts))
 
 
-def _checked(accounts: Accounts, request: Found, *, now: float) -> Decision[Checked]:
+def _checked(accounts: Accounts, request: GroupFinding, *, now: float) -> Decision[Checked]:
     """Decide on a group whose rewards were worked out again.
 
     A group with other rewards, or one that the grader cannot grade, is thrown out, unless it has been

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from node.coordinator.work import leasing, slot_table, upkeep, verdicts
+from node.coordinator.work import leasing, slot_grants, upkeep, verdicts
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Balance
 from node.coordinator.work.capacity import Capacity
@@ -79,7 +79,7 @@ def test_a_request_that_is_granted_nothing_waits_longer_than_one_granted_in_part
 def test_a_grant_cut_short_by_prompts_that_are_aside_says_that_it_waits_for_prompts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(slot_table, "LEFT_TO_OTHERS_PER_GRANT", 1)
+    monkeypatch.setattr(slot_grants, "LEFT_TO_OTHERS_PER_GRANT", 1)
     desk = Desk(make_accounts(prompts=2))
     desk.trust("s1")
     desk.lease()

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.coordinator.work import evaluations, findings, leasing, sampler_standing, trust
+from node.coordinator.work import evaluations, findings, leasing, standings, trust
 from node.coordinator.work.balance import Balance
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.findings import Checked, Found
+from node.coordinator.work.findings import Checked, GroupFinding
 from node.coordinator.work.leasing import Released, ReturnedLeases, release
 from node.coordinator.work.run_terms import NO_EVALUATION, EvaluationSettings
 from node.coordinator.work.sampler_standing import Standing
@@ -374,7 +374,7 @@ def test_a_group_of_another_run_or_prompt_does_not_count(desk: Desk, changes: di
 
 
 def test_a_sampler_has_no_more_leases_than_any_peer_may(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler_standing, "LEASES_PER_PEER", 3)
+    monkeypatch.setattr(standings, "LEASES_PER_PEER", 3)
     assert desk.lease("s1", 5) == ["e0-0.1", "0.1", "1.1"]
     assert desk.lease("s1", 5) == []
 
@@ -723,7 +723,7 @@ def check(desk: Desk, sampler_id: str, outcome: RewardCheck, *, noise_ratio: flo
     checks.answered(held.group_id, desk.now)
     finding = RewardFinding(held.group_id, outcome, "completion 0 claims 1")
     checked: Checked = desk.settle(
-        findings.found(desk.accounts, Found(held, finding, noise_ratio), now=desk.now)
+        findings.found(desk.accounts, GroupFinding(held, finding, noise_ratio), now=desk.now)
     )
     checks.let_go(held)
     return checked

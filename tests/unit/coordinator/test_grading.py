@@ -11,7 +11,7 @@ from node.coordinator.ledger.ledger_rows import LedgerEngine
 from node.coordinator.work import findings, upkeep
 from node.coordinator.work.balance import Balance
 from node.coordinator.work.check_queue import Held
-from node.coordinator.work.findings import Found
+from node.coordinator.work.findings import GroupFinding
 from node.coordinator.work.reward_checks import HELD_S, MOST_TRIES, PUT_OFF_S, RewardChecks
 from node.coordinator.work.slots import SlotBalance, SlotState, slot_and_attempt
 from node.coordinator.work.verdicts import Submitted, judgement
@@ -64,13 +64,13 @@ def put_grades(desk: Desk, group: EncodedGroup) -> Any:
     """Settle the finding that a group has these grades."""
     held = Held(slot_and_attempt(group.group_id)[0], group.group_id, group.sampler_id, desk.now)
     finding = RewardFinding(group.group_id, RewardCheck.GRADED, grades=GRADES)
-    return desk.settle(findings.found(desk.accounts, Found(held, finding, graded=group), now=desk.now))
+    return desk.settle(findings.found(desk.accounts, GroupFinding(held, finding, graded=group), now=desk.now))
 
 
 def fail(desk: Desk, held: Held, detail: str) -> Any:
     """Settle the finding that the grader fails on a group."""
     finding = RewardFinding(held.group_id, RewardCheck.UNGRADABLE, detail, Failure.GRADING_FAILED)
-    return desk.settle(findings.found(desk.accounts, Found(held, finding), now=desk.now))
+    return desk.settle(findings.found(desk.accounts, GroupFinding(held, finding), now=desk.now))
 
 
 def test_a_group_without_rewards_reaches_the_learner_once_it_is_graded_and_not_before(desk: Desk) -> None:
@@ -148,7 +148,7 @@ def test_a_group_that_is_not_what_its_header_says_is_held_against_its_sampler(de
     name = ungraded(desk)
     held = answered(desk)
     finding = RewardFinding(name, RewardCheck.UNGRADABLE, "column token_ids has 3 bytes")
-    checked = desk.settle(findings.found(desk.accounts, Found(held, finding, 0.0), now=NOW_S))
+    checked = desk.settle(findings.found(desk.accounts, GroupFinding(held, finding, 0.0), now=NOW_S))
     assert len(checked.thrown_out) == 1
     assert state_of(desk, name) is SlotState.AVAILABLE
     assert desk.accounts.standings.of("s1").allowance < 100

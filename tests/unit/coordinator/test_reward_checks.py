@@ -8,7 +8,7 @@ from node.coordinator.work import findings, trust
 from node.coordinator.work.balance import Balance
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.check_queue import Held
-from node.coordinator.work.findings import Checked, Found
+from node.coordinator.work.findings import Checked, GroupFinding
 from node.coordinator.work.open_checks import OWED_GROUPS
 from node.coordinator.work.reward_checks import HELD_S, MOST_TRIES, RewardChecks
 from node.coordinator.work.sampler_standing import (
@@ -82,7 +82,7 @@ def find(desk: Desk, outcome: RewardCheck, *, noise_ratio: float = 0.0, sampler_
     assert answered == held
     finding = RewardFinding(held.group_id, outcome, "completion 0 claims 1")
     checked: Checked = desk.settle(
-        findings.found(desk.accounts, Found(held, finding, noise_ratio), now=desk.now)
+        findings.found(desk.accounts, GroupFinding(held, finding, noise_ratio), now=desk.now)
     )
     desk.accounts.reward_checks.let_go(held)
     return checked
@@ -601,7 +601,7 @@ def test_a_lie_that_is_found_late_is_held_against_its_sampler_all_the_same(
     assert held is not None
     desk.train(1, name)
     finding = RewardFinding(name, RewardCheck.DISAGREED, "late")
-    checked = desk.settle(findings.found(desk.accounts, Found(held, finding, 0.0), now=desk.now))
+    checked = desk.settle(findings.found(desk.accounts, GroupFinding(held, finding, 0.0), now=desk.now))
     assert checked.thrown_out == ()
     assert "in 1 of 1 checks: late" in checked.proof
 
@@ -618,7 +618,7 @@ def test_a_group_that_the_learner_has_is_not_sampled_again_for_a_finding_that_pr
     assert desk.accounts.slots.open.next_undelivered(checks.is_held) is not None
     before = desk.accounts.standings.of("liar")
     finding = RewardFinding(name, outcome, "late")
-    checked = desk.settle(findings.found(desk.accounts, Found(held, finding, 0.02), now=desk.now))
+    checked = desk.settle(findings.found(desk.accounts, GroupFinding(held, finding, 0.02), now=desk.now))
     assert (checked.thrown_out, checked.proof) == ((), "")
     assert state_of(desk, name) is SlotState.SPOOLED
     assert desk.accounts.standings.of("liar") != before
