@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.coordinator.work import evaluations, findings, leasing, sampler_standing, trust
+from node.coordinator.work import evaluations, findings, leasing, standings, trust
 from node.coordinator.work.balance import Balance
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.findings import Checked, GroupFinding
@@ -375,7 +375,7 @@ def test_a_group_of_another_run_or_prompt_does_not_count(desk: Desk, changes: di
 
 
 def test_a_sampler_has_no_more_leases_than_any_peer_may(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler_standing, "LEASES_PER_PEER", 3)
+    monkeypatch.setattr(standings, "LEASES_PER_PEER", 3)
     assert desk.lease("s1", 5) == ["e0-0.1", "0.1", "1.1"]
     assert desk.lease("s1", 5) == []
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from node.coordinator.work import slot_table
+from node.coordinator.work import slot_grants
 from node.coordinator.work.bad_prompts import Aside
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.capacity import Bounds
@@ -309,7 +309,7 @@ def test_a_sampler_alone_that_fails_every_prompt_is_kept_from_no_more_than_half_
 def test_a_grant_passes_over_a_bounded_number_of_slots_and_the_next_goes_on_after_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(slot_table, "SKIPS_PER_GRANT", 3)
+    monkeypatch.setattr(slot_grants, "SKIPS_PER_GRANT", 3)
     slots = make_accounts(prompts=50).slots
     for first in (0, 3):
         skipped = slots.grant("s1", 2, now=NOW_S, aside=lambda _: Aside.FOR_ALL)
