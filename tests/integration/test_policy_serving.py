@@ -16,6 +16,7 @@ from node.weights.transfer.sources import dial_source, watch_versions
 from node.wire.mapping import to_wire
 from support.identity import MadeRun
 from support.policy_hub import PolicyHub, Registry, make_sources, policy_hub
+from support.refusals import refused
 from support.weights import flip_bit, frames_file, keys, offsets
 
 DELTA = ArtifactKey(1, 0)
@@ -183,9 +184,8 @@ async def test_an_upload_that_breaks_a_rule_is_refused(
 ) -> None:
     async with policy_hub(made, tmp_path / "hub") as hub:
         hub.store.offer_signed(hub.learner.signed(1, 0)[0])
-        with pytest.raises(RefusedError) as refused:
+        with refused(reason):
             await upload_pieces(hub, *pieces)
-        assert refused.value.reason is reason
         assert hub.store.missing(DELTA) == (0, 1, 2, 3, 4)
 
 
@@ -193,9 +193,8 @@ async def test_a_frame_uploaded_with_another_digest_is_refused(made: MadeRun, tm
     async with policy_hub(made, tmp_path / "hub") as hub:
         signed, payloads = hub.learner.signed(1, 0)
         hub.store.offer_signed(signed)
-        with pytest.raises(RefusedError) as refused:
+        with refused(Reason.DAMAGED):
             await upload_pieces(hub, (DELTA, 1, 0, bytes(len(payloads[1]))))
-        assert refused.value.reason is Reason.DAMAGED
         assert hub.store.announcement() is None
 
 
@@ -209,8 +208,7 @@ async def test_a_hub_refuses_a_learner_that_was_replaced_or_rolled_back(
         hub.learner.epoch = epoch
         offer = hub.learner.signed(6 if reason is Reason.FENCED else 4, None)[0]
         stub = policy_pb2_grpc.PolicyServiceStub(await hub.dial(made.learner))
-        with pytest.raises(RefusedError) as refused:
+        with refused(reason):
             await call(
                 stub.OfferArtifact, policy_pb2.OfferArtifactRequest(signed_manifest=offer), timeout_s=10
             )
-        assert refused.value.reason is reason

@@ -14,7 +14,7 @@ from scipy.stats import chisquare  # type: ignore[import-untyped]
 
 from learner.training.micro_batches import collate
 from learner.training.model import Policy, load_policy
-from node.errors import Reason, RefusedError, StartupError
+from node.errors import Reason, RefusedError
 from node.exit_code import ExitCode
 from node.kinds.ranking.engine import RankingEngine
 from node.kinds.ranking.values import as_text
@@ -31,6 +31,7 @@ from support.hub import running_hub
 from support.identity import MadeRun
 from support.learning import learn
 from support.ranking import make_ranker
+from support.refusals import cannot_start, refused
 from support.sampler import sampling, verifying
 from support.scripted_hub import scripted_hub
 from support.tiny_model import make_tiny_model
@@ -130,7 +131,7 @@ def test_what_cuts_tokens_off_is_refused_for_rankings(
 ) -> None:
     engine = engine_of(model_dir)
     sampling = replace(TEMPERED, **settings)  # type: ignore[arg-type]
-    with pytest.raises(RefusedError, match="drawn from all candidates"):
+    with refused(Reason.MALFORMED, "coordinator"):
         engine.add(GenerationRequest("1.1", engine.tokenizer.encode(QUERY), 1, sampling))
 
 
@@ -139,7 +140,7 @@ def test_a_pair_beyond_the_models_context_is_refused_and_many_short_ones_are_not
     many = as_text("1", ["234"] * 40)
     assert policy.scorer.objection(group_of(engine, many, replace(TEMPERED, max_new_tokens=40))) is None
     long = engine.tokenizer.encode(as_text("1", ["2" * 60, "3"]))
-    with pytest.raises(RefusedError, match="query and candidate have 62 tokens, the model takes 48"):
+    with refused(Reason.OVER_LIMIT, "62", "48"):
         engine.add(GenerationRequest("1.1", long, 1, TEMPERED))
     claimed = replace(group_of(engine, as_text("1", ["2", "3"])), prompt_token_ids=long)
     assert policy.scorer.objection(claimed) == "query and candidate have 62 tokens, the model takes 48"
@@ -293,7 +294,7 @@ def test_an_engine_for_another_kind_of_policy_is_refused_before_it_loads(
     tmp_path: Path, engine: str, is_ranker: bool
 ) -> None:
     model_dir = (make_ranker if is_ranker else make_tiny_model)(tmp_path)
-    with pytest.raises(StartupError, match="the engine"):
+    with cannot_start("ranking"):
         load_engine(engine, SamplerConfig(model_dir=model_dir, engine=engine))
 
 
@@ -301,5 +302,5 @@ def test_a_classifier_of_several_labels_is_no_ranker(tmp_path: Path) -> None:
     config = json.loads((make_ranker(tmp_path) / "config.json").read_bytes())
     del config["id2label"]
     (tmp_path / "config.json").write_text(json.dumps({**config, "id2label": {"0": "a", "1": "b"}}))
-    with pytest.raises(StartupError, match="has 2 labels"):
+    with cannot_start("2 labels"):
         load_policy(tmp_path, device="cpu")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.whole_versions import WholeVersion
-from node.errors import Reason, RefusedError
+from node.errors import Reason
 from node.policy import NO_BASE, Artifact
 from node.weights.assembly.held import HeldPolicy
 from node.weights.assembly.merge import join_merged, merge_frame
@@ -21,6 +21,7 @@ from node.weights.format.manifest import Manifest, sign
 from node.weights.planning.cheapest_chain import PUBLIC_VERSION, plan_catch_up
 from node.weights.planning.skip_deltas import next_base
 from node.weights.store.artifact_store import ArtifactStore
+from support.refusals import refused
 from support.weights import Learner, put_version
 
 SMALL = Layout.of([TensorSpec("a", (16, 16)), TensorSpec("b", (70,))], frame_words=128)
@@ -82,9 +83,8 @@ def test_a_delta_made_from_a_base_model_that_rots_on_disk_starts_from_no_version
     rotten[5] ^= 1
     manifest, _ = merged(learner, learner.store(tmp_path), 1, 0, rotten)
     assert manifest.base_root == HeldPolicy.of(0, rotten, layout=SMALL).version.root
-    with pytest.raises(RefusedError) as refused:
+    with refused(Reason.WRONG_BASE):
         WholeVersion(manifest, layout=SMALL, base=learner.versions[0])
-    assert refused.value.reason is Reason.WRONG_BASE
 
 
 def arrive(learner: Learner, store: ArtifactStore, held: int) -> tuple[HeldPolicy, tuple[Artifact, ...]]:

@@ -13,7 +13,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from bench.whole_versions import WholeVersion
-from learner.metrics import Instruments, LearnerMetrics
+from learner.metrics import Instruments
 from learner.publishing.further_artifacts import FurtherArtifacts
 from learner.publishing.publisher import Publisher
 from learner.publishing.signer import Signer
@@ -81,7 +81,7 @@ class Publishing:
     store: ArtifactStore
     task: asyncio.Task[None]
     stopping: asyncio.Event
-    metrics: LearnerMetrics
+    registry: CollectorRegistry
     keyframes: list[int]
     """Head whenever the store was about to take a keyframe."""
 
@@ -91,6 +91,9 @@ class Publishing:
         for name, tensor in masters_of(version if words_of is None else words_of).items():
             self.masters[name].copy_(tensor)
         self.access.hold(version)
+
+    def counted(self, what: str) -> float | None:
+        return self.registry.get_sample_value(f"heterorl_learner_{what}_total")
 
     async def stop(self) -> None:
         self.stopping.set()
@@ -169,7 +172,7 @@ async def publishing(
     ready = asyncio.create_task(is_ready.wait())
     await asyncio.wait({task, ready}, timeout=10, return_when=asyncio.FIRST_COMPLETED)
     try:
-        yield Publishing(access, masters, store, task, stopping, instruments.metrics, keyframes)
+        yield Publishing(access, masters, store, task, stopping, registry, keyframes)
     finally:
         ready.cancel()
         task.cancel()

@@ -5,10 +5,13 @@ sentence are not, so that messages can be improved without touching a test.
 """
 
 from contextlib import AbstractContextManager
+from typing import TypeVar
 
 import pytest
 
 from node.errors import ConfigError, Reason, RefusedError, StartupError
+
+E = TypeVar("E", bound=Exception)
 
 
 def refused(reason: Reason, *names: str) -> "AbstractContextManager[pytest.ExceptionInfo[RefusedError]]":
@@ -24,6 +27,11 @@ def misconfigured(*names: str, key: str) -> "AbstractContextManager[pytest.Excep
 def cannot_start(*names: str) -> "AbstractContextManager[pytest.ExceptionInfo[StartupError]]":
     """Expect the body to end because it cannot start, with these names in what it says."""
     return pytest.raises(StartupError, check=lambda error: _has(str(error), names))
+
+
+def naming(error: type[E], *names: str) -> "AbstractContextManager[pytest.ExceptionInfo[E]]":
+    """Expect the body to end with this error, with these names in what it says."""
+    return pytest.raises(error, check=lambda caught: _has(str(caught), names))
 
 
 def _has(text: str, names: tuple[str, ...]) -> bool:

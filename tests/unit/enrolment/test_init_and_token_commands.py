@@ -17,6 +17,7 @@ from node.identity.run_description import RunDescription
 from node.identity.signatures import SigningKey
 from node.run import Role
 from support.identity import NOW_S
+from support.refusals import cannot_start, misconfigured
 
 
 def run_init(*arguments: str) -> int:
@@ -76,7 +77,7 @@ def test_init_does_not_touch_a_run_that_is_there(tmp_path: Path, left: str) -> N
     root = tmp_path / "run"
     run_init(str(root), "--run-id", "first")
     before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
-    with pytest.raises(StartupError, match="holds a run already"):
+    with cannot_start("run.json"):
         run_init(str(root), "--run-id", "second")
     assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
     # Also when only a part of it is left: its keys may be all there is.
@@ -156,7 +157,7 @@ def test_token_names_a_wrong_argument(
 
 
 def test_token_without_a_run_says_which_file_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match=r"ca\.key cannot be read"):
+    with cannot_start("ca.key"):
         run_token(str(tmp_path), "--role", "sampler", "--address", "hub:7401")
 
 
@@ -182,7 +183,7 @@ def test_a_token_leads_to_the_whole_run_and_is_listed_and_cancelled(
     [listed] = capsys.readouterr().out.splitlines()
     assert json.loads(listed)["is_cancelled"]
     assert token.nonce not in listed
-    with pytest.raises(ConfigError, match="no such token"):
+    with misconfigured("000000000000", key="--cancel"):
         run_token(root, "--cancel", "0" * 12)
 
 
@@ -211,7 +212,7 @@ def test_a_description_of_another_run_is_a_wrong_argument(tmp_path: Path) -> Non
         "--run-file",
         str(tmp_path / "second" / "run.json"),
     )
-    with pytest.raises(ConfigError, match="describes run 'second' of another authority than run 'first'"):
+    with misconfigured("'second'", "'first'", key="--run-file"):
         run_token(str(tmp_path / "first"), *words)
 
 

@@ -9,10 +9,11 @@ from node.enrolment.authority import Authority
 from node.enrolment.enrolment_client import kept_name, obtain_identity
 from node.enrolment.init_run import init_run
 from node.enrolment.tokens import issue_token, write_token_file
-from node.errors import ConfigError, StartupError
+from node.errors import StartupError
 from node.identity.identity_store import Identity
 from node.identity.run_description import RunDescription
 from node.run import Role
+from support.refusals import cannot_start, misconfigured
 
 NOW = time.time()
 
@@ -64,12 +65,12 @@ async def test_a_peer_with_neither_is_told_how_to_get_one(
 async def test_a_certificate_that_will_not_be_let_in_is_found_before_the_hub_is_asked(
     run: RunDescription, tmp_path: Path
 ) -> None:
-    with pytest.raises(StartupError, match="expired"):
+    with cannot_start("expired", "learner"):
         await obtained(run, tmp_path, Role.LEARNER, now=NOW + 1e9)
 
 
 async def test_a_configured_name_must_be_the_certificates(run: RunDescription, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="names learner"):
+    with misconfigured("learner", key="node.node_id"):
         await obtained(run, tmp_path, Role.LEARNER, node_id="other")
     coordinator = await obtained(run, tmp_path, Role.COORDINATOR, node_id="other")
     assert coordinator.node_id == "coordinator"
@@ -82,7 +83,7 @@ async def test_a_token_that_is_none_is_refused_with_the_file_named(
     token_file = tmp_path / "sampler.token"
     if content is not None:
         token_file.write_bytes(content)
-    with pytest.raises(StartupError, match=r"sampler\.token"):
+    with cannot_start("sampler.token"):
         await obtained(run, tmp_path, Role.SAMPLER, token_file=token_file)
 
 

@@ -7,6 +7,7 @@ import pytest
 from node.errors import StartupError
 from node.identity.run_description import RunDescription
 from support.identity import NOW_S, make_run
+from support.refusals import cannot_start
 
 
 def write(tmp_path: Path, **changes: Any) -> Path:
@@ -62,10 +63,10 @@ def test_a_wrong_description_is_refused_by_the_name_of_what_is_wrong(
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000])
 def test_what_is_not_json_is_not_a_run_description(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "run.json").write_bytes(content)
-    with pytest.raises(StartupError, match="is not a run description"):
+    with cannot_start("run.json"):
         RunDescription.load(tmp_path / "run.json")
 
 
 def test_a_missing_description_says_where_to_get_it(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match=r"cannot be read.*heterorl-node init"):
+    with cannot_start("run.json", "heterorl-node init"):
         RunDescription.load(tmp_path / "run.json")

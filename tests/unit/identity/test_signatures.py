@@ -4,10 +4,11 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from node.errors import Reason, RefusedError, StartupError
+from node.errors import Reason
 from node.identity.certificates import key_to_pem, new_key
 from node.identity.files import write_secret
 from node.identity.signatures import SigningKey, verify
+from support.refusals import cannot_start, refused
 
 DOMAIN = b"heterorl-manifest-v1\0"
 
@@ -45,9 +46,8 @@ def test_a_signature_is_good_for_one_key_one_domain_and_one_message_only() -> No
         (key.public_key[:-1], DOMAIN, b"message", signature),
     ]
     for public_key, domain, message, forged in attempts:
-        with pytest.raises(RefusedError) as refused:
+        with refused(Reason.BAD_SIGNATURE):
             verify(public_key, domain, message, forged)
-        assert refused.value.reason is Reason.BAD_SIGNATURE
 
 
 @pytest.mark.parametrize("domain", [b"", b"\0", b"no-end", b"two\0ends\0", b"after\0end"])
@@ -68,15 +68,15 @@ def test_a_key_is_read_back_from_a_file_only_its_owner_reads(tmp_path: Path) -> 
 
 def test_a_missing_open_damaged_or_wrong_key_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "signing.key"
-    with pytest.raises(StartupError, match=r"signing\.key cannot be read"):
+    with cannot_start("signing.key"):
         SigningKey.load(path)
     write_secret(path, b"nonsense")
-    with pytest.raises(StartupError, match="damaged"):
+    with cannot_start("signing.key", "PEM"):
         SigningKey.load(path)
     write_secret(path, key_to_pem(new_key()))
-    with pytest.raises(StartupError, match="not an Ed25519 key"):
+    with cannot_start("signing.key", "Ed25519"):
         SigningKey.load(path)
     SigningKey.generate().save(path)
     path.chmod(0o604)
-    with pytest.raises(StartupError, match="mode 604"):
+    with cannot_start("604"):
         SigningKey.load(path)

@@ -9,6 +9,7 @@ from learner.intake.trained_slots import TrainedSlots
 from node.rollout import EncodedGroup, RolloutGroup
 from node.verdict import Verdict
 from support.groups import make_group
+from support.refusals import naming
 
 
 def hold(buffer: BatchBuffer, group: RolloutGroup) -> None:
@@ -79,7 +80,7 @@ def test_nothing_is_taken_in_beyond_the_room_that_was_promised_or_twice(is_judge
     if is_judged:
         buffer.admit(make_group("b"))
     for name in ("b", "c"):
-        with pytest.raises(ValueError, match="already" if name == "b" else "full"):
+        with naming(ValueError, name):
             buffer.arrive(arrived(name))
     assert len(buffer) == 2
 

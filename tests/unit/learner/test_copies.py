@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from learner.intake.copies import COMPLETIONS, COPIES, FALSE_ALARM, LEAST_NATS, Copies
+from learner.intake import copies as intake
+from learner.intake.copies import COPIES, FALSE_ALARM, LEAST_NATS, Copies
 from node.rollout import Completion, RolloutGroup
 from support.groups import make_group
 
@@ -134,11 +135,12 @@ def test_an_honest_sampler_is_not_taken_for_a_copier_however_sure_the_policy_is(
     assert highest < 0.01 / FALSE_ALARM
 
 
-def test_memory_is_bounded_and_the_oldest_is_forgotten_first() -> None:
+def test_memory_is_bounded_and_the_oldest_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "COMPLETIONS", 4)
     copies = Copies()
-    copies.add(group_of("old.1", 1, tokens=1))
-    for n in range(COMPLETIONS):
-        copies._seen[n.to_bytes(12, "big")] = ("other", "s1")
-    copies.add(group_of("new.1", 2))
-    assert len(copies._seen) == COMPLETIONS
-    assert copies.add(group_of("again.1", 1, tokens=1)) == ""
+    for n in range(4):
+        assert copies.add(group_of(f"{n}.1", n)) == ""
+    assert copies.add(group_of("4.1", 0))
+    assert copies.add(group_of("5.1", 9)) == ""
+    assert copies.add(group_of("6.1", 0)) == ""
+    assert copies.add(group_of("7.1", 3))

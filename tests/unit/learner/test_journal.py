@@ -24,6 +24,7 @@ from node.errors import Reason, RefusedError, StartupError
 from node.policy import PolicyVersion
 from node.rollout import EncodedGroup
 from support.full_disk import full_disk
+from support.refusals import naming
 from support.step_lines import make_step_line
 
 ORIGIN = Origin("run", "aa", "bb")
@@ -318,7 +319,7 @@ def test_progress_follows_from_the_entries() -> None:
     progress = progress.after(NEWS, window=3)
     assert (progress.recent_rewards, progress.best, progress.version) == ((0.5, 0.5, 0.25), BestVersion(3), 5)
     assert progress.after(NewsEntry(None, None), window=3).recent_rewards == (0.5, 0.5, 0.25)
-    with pytest.raises(ValueError, match="step 7 does not follow version 5"):
+    with naming(ValueError, "step 7", "version 5"):
         progress.after(step(7), window=3)
 
 

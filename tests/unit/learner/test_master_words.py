@@ -12,6 +12,7 @@ from node.weights.assembly.held import HeldPolicy
 from node.weights.assembly.public_base import PublicBase
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec
+from support.refusals import naming
 
 SHAPES = {"a": (7,), "b": (300, 301), "c": (), "d": (3, 2)}
 LAYOUT = Layout.of([TensorSpec(name, shape) for name, shape in SHAPES.items()], frame_words=40_000)
@@ -81,7 +82,7 @@ def native_threads() -> int:
 
 
 def test_masters_that_do_not_lie_in_order_are_our_own_mistake() -> None:
-    with pytest.raises(ValueError, match="'b' is not contiguous"):
+    with naming(ValueError, "'b'"):
         MasterWords({**make_masters(), "b": torch.zeros(301, 300).T}, LAYOUT)
 
 

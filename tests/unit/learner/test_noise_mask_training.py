@@ -19,13 +19,13 @@ from learner.training.model import Policy, ScoringModel, load_policy
 from learner.training.sliced_loading import EmptyModel
 from learner.training.step_loss import StepLoss, add_gradient
 from learner.training.train_step import train_step
-from node.errors import StartupError
 from node.kinds.noise_mask.classifier import error, fine_tune
 from node.kinds.noise_mask.network import NoiseMaskClassifier, NoiseMaskModel, log_density, read_prompts
 from node.rollout import RolloutGroup
 from node.verdict import Verdict
 from support.groups import make_group
 from support.noise_mask import engine_of, make_masks, masked_group
+from support.refusals import cannot_start
 from support.tiny_model import make_tiny_model
 
 AS_RELEASED = "node.kinds.noise_mask.as_released:as_released"
@@ -196,7 +196,7 @@ def test_several_ranks_are_refused_for_masks(model_dir: Path) -> None:
         is_shared = True
 
     model: PreTrainedModel = NoiseMaskModel.from_pretrained(model_dir)
-    with pytest.raises(StartupError, match="not shared out between ranks"):
+    with cannot_start("noise_mask", "tp"):
         ScoringModel(model, ranks=Shared())  # type: ignore[arg-type]
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from learner.training.random_state import RandomState
-from node.errors import StartupError
+from support.refusals import cannot_start
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -48,5 +48,5 @@ def test_a_state_of_another_device_leaves_this_ones_generator(cuda_generator: to
 
 
 def test_a_state_that_torch_does_not_take_is_refused() -> None:
-    with pytest.raises(StartupError, match="does not take a random state of 7 bytes"):
+    with cannot_start("7 bytes"):
         RandomState(b"another").restore(CPU)

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
-from node.errors import Reason, StartupError
+from node.errors import Reason
 from node.page.live_page import LivePage
 from node.page.section import Section
 from node.process.daemon import Phase
@@ -19,6 +19,7 @@ from node.process.telemetry_http import LOOP_STALL_S, PLACES, REQUEST_S, Telemet
 from node.rpc.address import join_address
 from node.telemetry.own_faults import OwnFaults
 from support.clock import ManualClock
+from support.refusals import cannot_start
 from support.strangers import slow_http_clients
 from support.waiting import until
 
@@ -117,7 +118,7 @@ async def test_the_page_is_there_once_a_role_shows_something_and_other_paths_nam
 async def test_a_taken_port_is_a_startup_error_that_says_what_to_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         server = make_server(listen=f"127.0.0.1:{taken.getsockname()[1]}")
-        with pytest.raises(StartupError, match="cannot listen") as caught:
+        with cannot_start("127.0.0.1") as caught:
             await server.run(ready=lambda: None, stopping=asyncio.Event())
     assert "telemetry.http_listen" in caught.value.fix
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-from node.errors import Reason, RefusedError
+from node.errors import Reason
 from node.protocol import OURS, Spoken, check_common, spoken_by
+from support.refusals import refused
 
 
 def test_a_release_speaks_its_own_protocol_and_the_one_before() -> None:
@@ -20,15 +21,9 @@ def test_neighbours_speak_with_each_other(peer: Spoken, coordinator: Spoken) -> 
 
 def test_the_older_of_two_is_the_one_to_upgrade() -> None:
     old, new = Spoken(1, 1, "0.2.0"), Spoken(3, 2, "0.4.0")
-    with pytest.raises(RefusedError) as refused:
+    with refused(Reason.PROTOCOL_MISMATCH, "protocol 1 ", "0.2.0", "2 to 3", "upgrade sampler one", "0.4.0"):
         check_common(old, new, peer_name="sampler one")
-    assert refused.value.reason is Reason.PROTOCOL_MISMATCH
-    assert str(refused.value) == (
-        "sampler one speaks protocol 1 (heterorl-node 0.2.0), the coordinator protocols 2 to 3 "
-        "(heterorl-node 0.4.0); upgrade sampler one to a heterorl-node that speaks protocol 2 or newer, "
-        "such as 0.4.0"
-    )
-    with pytest.raises(RefusedError, match=r"upgrade the coordinator to .* such as 0.4.0"):
+    with refused(Reason.PROTOCOL_MISMATCH, "upgrade the coordinator", "0.4.0"):
         check_common(new, old, peer_name="sampler one")
 
 
@@ -39,6 +34,5 @@ def test_those_that_name_no_protocol_speak_the_first() -> None:
 
 @pytest.mark.parametrize(("protocol", "oldest"), [(-1, 1), (2, 3), (2, -1), (1 << 30, 1)])
 def test_a_range_that_no_process_speaks_is_malformed(protocol: int, oldest: int) -> None:
-    with pytest.raises(RefusedError) as refused:
+    with refused(Reason.MALFORMED):
         spoken_by(protocol=protocol, oldest_protocol=oldest, software_version="")
-    assert refused.value.reason is Reason.MALFORMED

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from node import limits
-from node.errors import Reason, RefusedError
+from node.errors import Reason
 from node.rollout import Finish
 from node.well_formed import check_group
 from support.groups import SAMPLING, make_completion, make_group, with_replies
+from support.refusals import refused
 
 
 def test_an_honest_group_passes() -> None:
@@ -43,9 +44,8 @@ def test_one_bad_completion_refuses_the_group_and_is_named(changes: dict[str, An
         ),
         sampling=replace(SAMPLING, top_k=5 if is_truncated else 0),
     )
-    with pytest.raises(RefusedError, match="completion 1") as refused:
+    with refused(reason, "completion 1"):
         check_group(group, vocabulary_size=50)
-    assert refused.value.reason is reason
 
 
 def test_a_completion_may_hold_replies_which_count_as_no_draws() -> None:
@@ -69,9 +69,8 @@ def test_a_reply_has_no_end_of_its_own_and_nothing_that_only_a_draw_has(changes:
     honest = make_completion(4, kept_mass=np.full(4, 0.5, np.float32))
     completion = replace(with_replies(honest, [True, False, False, True]), **changes)
     group = make_group(completions=(completion,), sampling=replace(SAMPLING, top_k=5))
-    with pytest.raises(RefusedError, match="completion 0") as refused:
+    with refused(Reason.MALFORMED, "completion 0"):
         check_group(group)
-    assert refused.value.reason is Reason.MALFORMED
 
 
 def test_negative_zero_and_denormal_logprobs_are_fine() -> None:
@@ -92,49 +91,47 @@ def test_kept_masses_of_some_completions_or_where_nothing_was_cut_off_are_refuse
 ) -> None:
     masses = [np.ones(3, np.float32)] * with_mass + [None] * (2 - with_mass)
     completions = tuple(make_completion(3, kept_mass=kept_mass) for kept_mass in masses)
-    with pytest.raises(RefusedError, match=f"{with_mass} of 2 completions have kept masses"):
+    with refused(Reason.MALFORMED, str(with_mass), "2"):
         check_group(make_group(completions=completions, sampling=replace(SAMPLING, top_k=top_k)))
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason", "said"),
+    ("changes", "reason", "name"),
     [
-        ({"completions": ()}, Reason.MALFORMED, "has 0 completions"),
-        ({"prompt_token_ids": np.array([], np.int32)}, Reason.MALFORMED, "the prompt has 0 tokens"),
-        ({"prompt_token_ids": np.array([50], np.int32)}, Reason.MALFORMED, "the prompt has token id 50"),
-        ({"prompt_token_ids": np.array([-1], np.int32)}, Reason.MALFORMED, "the prompt has token id -1"),
-        ({"completions": (make_completion(reward=float("nan")),)}, Reason.NON_FINITE, "reward nan"),
-        ({"completions": (make_completion(reward=float("-inf")),)}, Reason.NON_FINITE, "reward -inf"),
-        ({"completions": (make_completion(reward=1e7),)}, Reason.OVER_LIMIT, r"reward 1e\+07, beyond 1e\+06"),
+        ({"completions": ()}, Reason.MALFORMED, "0 completions"),
+        ({"prompt_token_ids": np.array([], np.int32)}, Reason.MALFORMED, "0 tokens"),
+        ({"prompt_token_ids": np.array([50], np.int32)}, Reason.MALFORMED, "50"),
+        ({"prompt_token_ids": np.array([-1], np.int32)}, Reason.MALFORMED, "-1"),
+        ({"completions": (make_completion(reward=float("nan")),)}, Reason.NON_FINITE, "nan"),
+        ({"completions": (make_completion(reward=float("-inf")),)}, Reason.NON_FINITE, "-inf"),
+        ({"completions": (make_completion(reward=1e7),)}, Reason.OVER_LIMIT, "1e+07"),
         ({"graded_at_s": float("nan")}, Reason.NON_FINITE, "timestamps"),
         ({"sampling_started_at_s": float("inf")}, Reason.NON_FINITE, "timestamps"),
     ],
 )
-def test_a_group_that_breaks_a_rule_is_refused(changes: dict[str, Any], reason: Reason, said: str) -> None:
-    with pytest.raises(RefusedError, match=said) as refused:
+def test_a_group_that_breaks_a_rule_is_refused(changes: dict[str, Any], reason: Reason, name: str) -> None:
+    with refused(reason, name):
         check_group(make_group(**changes), vocabulary_size=50)
-    assert refused.value.reason is reason
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason", "said"),
+    ("changes", "reason", "name"),
     [
-        ({"actions": [0.5, np.nan]}, Reason.NON_FINITE, "completion 0 has an action that is not finite"),
-        ({"actions": [0.5, np.inf]}, Reason.NON_FINITE, "completion 0 has an action that is not finite"),
-        ({"actions": [0.5, 1.1]}, Reason.MALFORMED, r"actions of 0.5 to 1.10.*, outside \[0, 1\]"),
-        ({"actions": [-0.1, 0.5]}, Reason.MALFORMED, r"outside \[0, 1\]"),
-        ({"behaviour_logprob": [1.0, 31.0]}, Reason.MALFORMED, "a behaviour logprob of 31.0, above 30"),
+        ({"actions": [0.5, np.nan]}, Reason.NON_FINITE, "completion 0"),
+        ({"actions": [0.5, np.inf]}, Reason.NON_FINITE, "completion 0"),
+        ({"actions": [0.5, 1.1]}, Reason.MALFORMED, "1.10"),
+        ({"actions": [-0.1, 0.5]}, Reason.MALFORMED, "-0.1"),
+        ({"behaviour_logprob": [1.0, 31.0]}, Reason.MALFORMED, "31.0"),
     ],
 )
 def test_real_actions_are_numbers_between_0_and_1_with_densities_that_can_be(
-    changes: dict[str, list[float]], reason: Reason, said: str
+    changes: dict[str, list[float]], reason: Reason, name: str
 ) -> None:
     honest = {"actions": [0.0, 1.0], "behaviour_logprob": [2.5, -1.0]}
     arrays: dict[str, Any] = {k: np.array(v, np.float32) for k, v in (honest | changes).items()}
     group = make_group(completions=(make_completion(2, **arrays),))
-    with pytest.raises(RefusedError, match=said) as refused:
+    with refused(reason, name):
         check_group(group)
-    assert refused.value.reason is reason
     fine: dict[str, Any] = {k: np.array(v, np.float32) for k, v in honest.items()}
     check_group(make_group(completions=(make_completion(2, **fine),)))
 
@@ -145,7 +142,7 @@ def test_ids_go_from_zero_to_the_end_of_the_vocabulary_where_it_is_known() -> No
         prompt_token_ids=ends, completions=(make_completion(2, token_ids=ends, policy_version=np.zeros(2)),)
     )
     check_group(group, vocabulary_size=50)
-    with pytest.raises(RefusedError, match="the vocabulary ends at 48"):
+    with refused(Reason.MALFORMED, "48"):
         check_group(group, vocabulary_size=49)
     check_group(replace(group, prompt_token_ids=np.array([1 << 30], np.int32)))
 
@@ -167,15 +164,14 @@ def test_a_group_may_be_as_large_as_its_limits(
     monkeypatch.setattr(limits, limit, most)
     check_group(group)
     monkeypatch.setattr(limits, limit, most - 1)
-    with pytest.raises(RefusedError) as refused:
+    with refused(reason):
         check_group(group)
-    assert refused.value.reason is reason
 
 
 def test_a_stop_string_ends_completions_only_where_the_run_has_some() -> None:
     stopped = make_completion(finish=Finish.STOP)
     check_group(make_group(completions=(stopped,), sampling=replace(SAMPLING, stop=("\n",))))
-    with pytest.raises(RefusedError, match="completion 0 ended at a stop string"):
+    with refused(Reason.MALFORMED, "completion 0"):
         check_group(make_group(completions=(stopped,)))
 
 
@@ -201,9 +197,8 @@ def test_staleness_is_counted_from_the_oldest_token() -> None:
 )
 def test_metrics_are_few_named_and_finite(metrics: dict[str, list[float]], reason: Reason) -> None:
     check_group(make_group(size=2, metrics={"a_1": np.array([0.5, np.nan], np.float32)}))
-    with pytest.raises(RefusedError) as refused:
+    with refused(reason):
         check_group(make_group(size=2, metrics={k: np.array(v, np.float32) for k, v in metrics.items()}))
-    assert refused.value.reason is reason
 
 
 def test_a_completion_without_a_reward_counts_neither_in_the_bounds_nor_in_the_mean() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from node.errors import StartupError
 from node.file_lock import LOCK_FILE, lock_state_directory
+from support.refusals import cannot_start
 
 _HOLD = """
 import sys
@@ -106,13 +107,13 @@ def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytes
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(StartupError, match="cannot be locked: Operation not supported") as caught:
+    with cannot_start("Operation not supported") as caught:
         lock_state_directory(tmp_path)
     assert "supports flock" in caught.value.fix
 
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match="lock cannot be opened: No such file") as caught:
+    with cannot_start("No such file") as caught:
         lock_state_directory(tmp_path / "missing")
     assert "node.state_dir" in caught.value.fix
 

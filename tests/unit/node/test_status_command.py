@@ -14,7 +14,6 @@ from rich.console import Console
 from node.commands import status_command
 from node.commands.status_view import render
 from node.enrolment.init_run import init_run
-from node.errors import StartupError
 from node.evaluation import Evaluation, EvaluationStatus
 from node.exit_code import ExitCode
 from node.failure import BadPrompt, Failure
@@ -32,6 +31,7 @@ from node.run import (
     Teaching,
     Unusual,
 )
+from support.refusals import cannot_start
 
 PEER = PeerStatus(
     node_id="far-away",
@@ -294,9 +294,7 @@ def test_a_directory_without_an_operators_identity_is_named(tmp_path: Path) -> N
     parsed = arguments(
         "--state-dir", str(tmp_path), "--run-file", str(tmp_path / "run" / "run.json"), "--coordinator", "h:1"
     )
-    with pytest.raises(
-        StartupError, match=r"no operator's certificate in .* --state-dir to the directory that it made"
-    ):
+    with cannot_start("--state-dir"):
         status_command.run(parsed)
 
 

@@ -1,6 +1,7 @@
 import pytest
 
 from node.rpc.address import is_host, is_loopback, join_address, split_address, split_target
+from support.refusals import naming
 
 
 @pytest.mark.parametrize(
@@ -74,5 +75,5 @@ def test_a_host_is_a_name_or_an_address_without_port_and_brackets(text: str, exp
 
 def test_an_address_with_a_port_can_be_dialled_and_port_zero_cannot() -> None:
     assert split_target("hub:1") == ("hub", 1)
-    with pytest.raises(ValueError, match="'hub:0' cannot be dialled: port 0 stands for any free port"):
+    with naming(ValueError, "'hub:0'"):
         split_target("hub:0")

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from node.errors import ConfigError
 from sampler.config import SamplerConfig
 from sampler.engines.engine_registry import ENGINES, chosen_engine, load_engine
 from sampler.engines.torch_engine import TorchEngine
+from support.refusals import misconfigured
 from support.tiny_model import make_tiny_model
 
 
@@ -30,7 +30,7 @@ def test_a_wrong_name_is_refused_with_the_names_there_are(name: str) -> None:
 @pytest.mark.parametrize("name", ["no_such_package.engine:load", "sampler.engines.torch_engine:no_such"])
 def test_an_engine_that_cannot_be_imported_is_refused_by_its_name(name: str) -> None:
     config = SamplerConfig(model_dir=Path("model"), engine=name)
-    with pytest.raises(ConfigError, match="no_such") as refused:
+    with misconfigured("no_such", key="sampler.engine") as refused:
         load_engine(config.engine, config)
     assert refused.value.key == "sampler.engine"
 

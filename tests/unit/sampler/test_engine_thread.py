@@ -24,6 +24,7 @@ from sampler.metrics import SamplerMetrics
 from sampler.sampler_role import load_configured_engine
 from sampler.served_policy import Event, ServedPolicy, State
 from support.model_words import words_of
+from support.refusals import refused
 from support.tiny_model import make_tiny_model
 from support.waiting import until
 
@@ -174,7 +175,7 @@ async def test_after_a_change_that_failed_nothing_is_sampled_until_another_one_w
         made.add("long", LONG, completions=32)
         made.add("first", SHORT)
         await made.finished.get()
-        with pytest.raises(RefusedError, match="half of it"):
+        with refused(Reason.DAMAGED, "half of it"):
             await made.engine_thread.hand_over(tear)
         assert made.policy.state is State.LOST
         steps = made.value("decode_steps_total")
@@ -262,7 +263,7 @@ async def test_a_change_in_which_the_engine_fails_is_refused(model_dir: Path) ->
         raise MemoryError("no room for the words")
 
     async with generating(model_dir) as made:
-        with pytest.raises(RefusedError, match="no room for the words"):
+        with refused(Reason.DAMAGED, "no room for the words"):
             await made.engine_thread.hand_over(change)
         await made.serve(1)
         assert made.value("engine_restarts_total") == 1

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from node.errors import Reason, RefusedError
+from node.errors import Reason
 from node.sampling_parameters import SamplingParameters
 from sampler.engines.engine import GenerationRequest, check_fits
+from support.refusals import refused
 
 
 def request(prompt_tokens: int, *, max_new_tokens: int) -> GenerationRequest:
@@ -24,10 +25,9 @@ def request(prompt_tokens: int, *, max_new_tokens: int) -> GenerationRequest:
 def test_the_hint_names_a_key_that_helps(prompt_tokens: int, max_new_tokens: int, said: str) -> None:
     check_fits(request(12, max_new_tokens=500), 512)
     check_fits(request(prompt_tokens, max_new_tokens=max_new_tokens), None)
-    with pytest.raises(RefusedError, match="do not fit the engine, which takes 512 together") as error:
+    with refused(Reason.OVER_LIMIT, "512") as error:
         check_fits(
             request(prompt_tokens, max_new_tokens=max_new_tokens), 512, what="the engine", or_raise="more"
         )
-    assert error.value.reason is Reason.OVER_LIMIT
     assert said in error.value.fix
     assert error.value.fix.endswith(", or more")

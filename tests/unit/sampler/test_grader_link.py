@@ -10,12 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from node.errors import StartupError
 from sampler.tasks.grader_link import check_socket
 from sampler.tasks.grader_process import environment
 from sampler.tasks.grader_requests import TaskError
 from sampler.tasks.task import TaskSetup
 from support.graded_texts import grading, setup_of, texts
+from support.refusals import cannot_start, naming
 
 ROW = '{"prompt": "Square.", "tests": ["assert f(2) == 4"]}'
 
@@ -81,7 +81,7 @@ async def test_a_grader_that_hangs_ends_with_its_connection_and_all_it_started(t
     path = tmp_path / "socket"
     hanging = TaskSetup("support.hostile_tasks:Hostile", {"harm": "fork_bomb"}, served_at=str(path))
     async with served(path) as workers, grading(hanging, wall_limit_s=5) as grader:
-        with pytest.raises(TaskError, match="killed after 5 s"):
+        with naming(TaskError, "5 s"):
             await grader.grade(1, texts("7"))
         async with asyncio.timeout(60):
             await workers[0].wait()
@@ -95,7 +95,5 @@ def is_of(process: psutil.Process, path: Path) -> bool:
 
 
 async def test_a_socket_without_a_unit_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(
-        StartupError, match=r"cannot be connected: .* systemctl enable --now heterorl-programs"
-    ):
+    with cannot_start("systemctl enable --now heterorl-programs"):
         check_socket(tmp_path / "socket")

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from node.errors import ConfigError, StartupError
 from sampler.graders.judge.asking import Judge
 from sampler.graders.judge.judge_endpoint import JudgeEndpoint
 from sampler.graders.judge.judge_options import JudgeOptions
@@ -19,6 +18,7 @@ from sampler.tasks.grader_requests import TaskError
 from sampler.tasks.task import CompletionText, GraderOutageError, Outage, TaskSetup, load_task
 from support.graded_texts import grading, setup_of, texts
 from support.judge_server import JudgeServer, Request, judge_server
+from support.refusals import cannot_start, misconfigured, naming
 
 TEMPLATE = "Q: {question}\nRight: {answer}\nGiven: {completion}\nEnd with Score: N"
 OPTIONS = {"model": "wise", "template": TEMPLATE, "score_pattern": r"Score: (-?\d+)"}
@@ -265,7 +265,7 @@ async def test_a_group_without_a_judge_is_given_back_and_its_prompt_not_blamed(s
         failed=lambda outage, times: failed.update({outage: times}),
     ) as grader:
         server.answer = lambda request: request.send(500, "down")
-        with pytest.raises(TaskError, match="the grader is unavailable: failed: HTTP 500: down") as error:
+        with naming(TaskError, "HTTP 500", "down") as error:
             await grader.grade(0, given, row='{"prompt": "2+2=", "answer": 4}')
         assert (error.value.fault, failed) == (None, {"failed": 2})
         server.take_turns(lambda r: r.send(429, ""), lambda r: r.say("Score: 9"))
@@ -277,34 +277,30 @@ async def test_a_group_without_a_judge_is_given_back_and_its_prompt_not_blamed(s
 def test_a_coordinator_names_neither_address_nor_key_nor_a_model_that_is_not_allowed(
     server: JudgeServer,
 ) -> None:
-    with pytest.raises(ConfigError, match=r"sampler\.judge\.models has cheap\. Add it there, where its cost"):
+    with misconfigured("sampler.judge.models", "cheap", key="coordinator.task_options.judge.model"):
         setup(server, models=["cheap"])
     for stolen in ({"url": "http://evil"}, {"api_key_env": "AWS_SECRET"}):
-        with pytest.raises(
-            ConfigError, match=r"judge\.\w+: task 'jsonl' has no such option, known are model, "
-        ):
+        with misconfigured("judge.", "'jsonl'", key="coordinator.task_options"):
             setup_of("jsonl", {"grader": "judge", "judge": OPTIONS | stolen})
-    with pytest.raises(ConfigError, match="local: task 'jsonl' has no such option"):
+    with misconfigured("local", "'jsonl'", key="coordinator.task_options"):
         setup_of("jsonl", {"local": {}})
 
 
 def test_a_sampler_without_a_judge_refuses_the_run() -> None:
-    with pytest.raises(ConfigError, match=r"this sampler has no judge\. Set sampler\.judge\.url and"):
+    with misconfigured("sampler.judge.url", key="coordinator.task_options.grader"):
         setup_of("jsonl", {"grader": "judge", "judge": OPTIONS})
 
 
 def test_the_wall_limit_must_leave_the_judge_its_time(server: JudgeServer) -> None:
     setup(server, group_size=16, concurrency=8, wall_limit_s=12)
-    with pytest.raises(
-        ConfigError, match=r"must be at least 12 for this run: the judge may take 5\.0 s for each "
-    ):
+    with misconfigured("12", "5.0 s", key="sampler.grader_wall_limit_s"):
         setup(server, group_size=16, concurrency=8, wall_limit_s=11)
 
 
 def test_a_key_that_is_not_there_is_said_at_the_start(server: JudgeServer, tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match="nowhere has no API key that can be read: "):
+    with cannot_start("nowhere"):
         setup(server, api_key_file=str(tmp_path / "nowhere"))
-    with pytest.raises(StartupError, match="variable HETERORL_NO_SUCH_KEY has no API key"):
+    with cannot_start("HETERORL_NO_SUCH_KEY"):
         setup(server, api_key_env="HETERORL_NO_SUCH_KEY")
     key = tmp_path / "key"
     key.write_text("sesame\n")

@@ -8,9 +8,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from node.errors import Reason, RefusedError
+from node.errors import Reason
 from sampler.engines.model_tokenizer import ModelTokenizer
 from sampler.engines.template_process import TemplateProcess
+from support.refusals import refused
 
 BOS, USER, ASSISTANT = "<bos>", "<user>", "<assistant>"
 TURNS = [
@@ -26,7 +27,6 @@ TEMPLATE = (
     "{{ raise_exception('no tools here') }}{% endif %}<{{ message.role }}>{{ message.content }}{% endfor %}"
     "{{ hint }}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-
 
 PROCESS = TemplateProcess()
 
@@ -71,14 +71,13 @@ def test_a_template_sees_its_arguments(tokenizer: ModelTokenizer) -> None:
 
 @pytest.mark.parametrize("tokenizer", [TEMPLATE], indirect=True)
 def test_what_a_template_refuses_is_the_prompts_fault(tokenizer: ModelTokenizer) -> None:
-    with pytest.raises(RefusedError, match="the chat template refuses the prompt: no tools here") as error:
+    with refused(Reason.MALFORMED, "no tools here"):
         tokenizer.encode([{"role": "tool", "content": "1"}])
-    assert error.value.reason is Reason.MALFORMED
 
 
 @pytest.mark.parametrize("tokenizer", [None], indirect=True)
 def test_messages_need_a_template(tokenizer: ModelTokenizer) -> None:
-    with pytest.raises(RefusedError, match="chat_template is not set"):
+    with refused(Reason.MALFORMED, "chat_template"):
         tokenizer.encode([{"role": "user", "content": "ab"}])
 
 
@@ -115,12 +114,11 @@ def test_the_whole_is_what_the_template_renders_where_it_changes_no_message(
 def test_a_template_that_does_not_write_the_message_once_is_refused(
     tokenizer: ModelTokenizer, times: int
 ) -> None:
-    with pytest.raises(RefusedError, match=f"message {times} times") as error:
+    with refused(Reason.MALFORMED, str(times)):
         tokenizer.encode_reply(TURNS)
-    assert error.value.reason is Reason.MALFORMED
 
 
 @pytest.mark.parametrize("tokenizer", [TEMPLATE], indirect=True)
 def test_what_a_template_refuses_of_a_reply_is_said(tokenizer: ModelTokenizer) -> None:
-    with pytest.raises(RefusedError, match="refuses the conversation: no tools here"):
+    with refused(Reason.MALFORMED, "no tools here"):
         tokenizer.encode_reply([*TURNS[:2], {"role": "tool", "content": "1"}])

@@ -15,12 +15,12 @@ import psutil
 import pytest
 
 from deploy.check import DEPLOY
-from node.errors import StartupError
 from sampler.graders.code import sandbox as sandbox_module
 from sampler.graders.code.code_options import CodeOptions
 from sampler.graders.code.program_runs import ProgramResult, ProgramRuns, completion_limit_s, end
 from sampler.graders.code.sandbox import Sandbox, find_sandbox
 from sampler.tasks.task import GraderOutageError, Outage
+from support.refusals import cannot_start
 
 pytestmark = pytest.mark.needs("bwrap", "libseccomp")
 
@@ -343,7 +343,7 @@ def without_bwrap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_a_machine_without_bubblewrap_is_told_what_to_install(without_bwrap: None) -> None:
-    with pytest.raises(StartupError, match=r"bwrap is not installed\. Install bubblewrap and libseccomp2"):
+    with cannot_start("bwrap", "bubblewrap", "libseccomp2"):
         find_sandbox()
 
 
@@ -352,7 +352,7 @@ def test_a_machine_without_libseccomp_is_told_what_to_install(monkeypatch: pytes
         raise OSError("libseccomp.so.2: cannot open shared object file")
 
     monkeypatch.setattr(sandbox_module, "call_filter", missing)
-    with pytest.raises(StartupError, match="filter of the sandbox cannot be made: libseccomp"):
+    with cannot_start("libseccomp"):
         find_sandbox()
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bench.whole_versions import EncodedVersion
-from node.errors import Reason, RefusedError
+from node.errors import Reason
 from node.policy import PolicyVersion
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
@@ -21,6 +21,7 @@ from sampler.versions.saved_policy import HELD_FILE, LOG_DIRECTORY, SavedPolicy
 from sampler.versions.version_assembly import VersionAssembly
 from support.clock import ManualClock
 from support.model_words import live_words, words_of
+from support.refusals import refused
 from support.weights import LAYOUT, Learner, flip_bit
 
 LEARNER = Learner()
@@ -181,9 +182,8 @@ def test_a_mark_that_cannot_be_written_refuses_the_version(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(HighWater, "save", fail)
-    with pytest.raises(RefusedError) as refused:
+    with refused(Reason.DISK):
         disk.remember(artifact(1, 0).manifest, None)
-    assert refused.value.reason is Reason.DISK
 
 
 def test_after_one_payload_that_could_not_be_written_no_other_of_its_version_is_tried(

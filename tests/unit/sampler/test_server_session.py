@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from node.errors import StartupError
 from sampler.engines.remote import server_session
 from sampler.engines.remote.remote_engine import RemoteEngine
 from sampler.engines.remote.vllm_server import GENERATE
+from support.refusals import cannot_start
 from support.remote_engines import asked, run_out
 from support.tiny_model import make_tiny_model
 from support.vllm_stub import Call, VllmStub, stub_of
@@ -56,7 +56,7 @@ def refusing(status: int) -> Callable[[Call], None]:
         ("begin_session", lambda call: call.send({"results": [{}]}), "otherwise than vLLM"),
         ("begin_session", lambda call: call.send({"results": ["it ties weights"]}), "it ties weights"),
         ("/reset_prefix_cache", lambda call: call.send({"success": False}), "otherwise than vLLM"),
-        ("/update_weight_version", Call.end, "cannot be reached.*Start it, or correct address"),
+        ("/update_weight_version", Call.end, "correct address"),
         (GENERATE, lambda call: call.send({"choices": []}), "0 completions instead of 1"),
     ],
 )
@@ -68,7 +68,7 @@ def test_a_server_that_cannot_be_used_is_a_startup_error_that_says_what_to_do(
     said: str,
 ) -> None:
     server.answers[path] = answer
-    with pytest.raises(StartupError, match=said):
+    with cannot_start(said):
         connect(start_limit_s=0.5)
 
 
@@ -76,7 +76,7 @@ def test_what_is_no_vllm_server_is_not_waited_for(
     server: VllmStub, connect: Callable[..., RemoteEngine]
 ) -> None:
     server.answers["describe_server"] = lambda call: call.send_bytes(b"<html>")
-    with pytest.raises(StartupError, match="does not answer with JSON"):
+    with cannot_start("JSON"):
         connect()
     assert server.calls == ["describe_server"]
 
@@ -97,7 +97,7 @@ def test_a_server_with_a_wrong_setting_is_refused_before_its_words_are_touched(
     server: VllmStub, connect: Callable[..., RemoteEngine], settings: dict[str, Any], said: str
 ) -> None:
     server.settings = settings
-    with pytest.raises(StartupError, match=said):
+    with cannot_start(said):
         connect()
     assert "begin_session" not in server.calls
 
@@ -106,7 +106,7 @@ def test_a_server_of_another_model_is_refused(
     server: VllmStub, connect: Callable[..., RemoteEngine], tmp_path: Path
 ) -> None:
     server.layout = stub_of(make_tiny_model(tmp_path / "other", hidden=32)).layout
-    with pytest.raises(StartupError, match=r"another model than sampler\.model_dir"):
+    with cannot_start("sampler.model_dir"):
         connect()
 
 
@@ -118,16 +118,14 @@ def test_a_server_whose_model_directory_has_another_tokenizer_is_refused_by_what
     settings = json.loads((server.model_dir / "tokenizer_config.json").read_text())
     settings["eos_token"] = "="
     (server.tokenizer_dir / "tokenizer_config.json").write_text(json.dumps(settings))
-    with pytest.raises(StartupError, match=r'reads texts .*: tokenizer_config\.json eos_token is "="'):
+    with cannot_start("tokenizer_config.json", "eos_token", '"="'):
         connect()
 
 
 def test_the_key_is_sent_and_not_in_the_configuration(
     server: VllmStub, connect: Callable[..., RemoteEngine], tmp_path: Path
 ) -> None:
-    with pytest.raises(
-        StartupError, match=r"no API key that can be read.*api_key_file in sampler\.engine_opt"
-    ):
+    with cannot_start("nowhere", "api_key_file"):
         connect(api_key_file=tmp_path / "nowhere")
     key = tmp_path / "key"
     key.write_text("sesame\n")
@@ -139,13 +137,13 @@ def test_a_directory_that_others_may_enter_is_refused(
     connect: Callable[..., RemoteEngine], tmp_path: Path
 ) -> None:
     (tmp_path / "weights").mkdir(mode=0o755)
-    with pytest.raises(StartupError, match=r"mode 0700, and has owner \d+ and mode 0755"):
+    with cannot_start("0700", "0755"):
         connect()
 
 
 def test_a_second_sampler_is_refused(connect: Callable[..., RemoteEngine]) -> None:
     connect()
-    with pytest.raises(StartupError, match=r"is in use by process \d+.*weights_dir of its own"):
+    with cannot_start("process", "weights_dir"):
         connect()
 
 
@@ -153,7 +151,7 @@ def test_a_sampler_with_another_directory_than_the_servers_leaves_it_as_it_is(
     server: VllmStub, connect: Callable[..., RemoteEngine], tmp_path: Path
 ) -> None:
     engine = connect()
-    with pytest.raises(StartupError, match=r"cannot be used: .*No such file"):
+    with cannot_start("No such file"):
         connect(weights_dir=tmp_path / "other")
     engine.cancel([])
     engine.add(asked())

@@ -3,15 +3,14 @@
 import threading
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.errors import StartupError
 from node.weights.format.layout import FrameSpan, Layout, TensorSpec
 from sampler.engines.shared_words import SharedWords, move_frames
 from sampler.engines.vllm.shards import ParameterWords, Shard
+from support.refusals import cannot_start
 
 DEVICES = 2
 SPLITS = {
@@ -97,7 +96,7 @@ def test_a_tensor_that_no_devices_have_together_is_refused() -> None:
     elements = [{span.name: span.elements for span in whole.tensors} for _ in range(DEVICES)]
     elements[0]["rows.weight"] = 15
     rooms = np.zeros((1, DEVICES, 64), np.uint16)
-    with pytest.raises(StartupError, match=r"'rows.weight' of 30 elements into \[15, 30\]"):
+    with cannot_start("'rows.weight'", "30", "[15, 30]"):
         SharedWords(whole, rooms, move=lambda moves: None, settle=lambda: None, elements=elements)
 
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from node.errors import Reason, RefusedError
+from node.errors import Reason
 from sampler.engines.decoding.cached_model import CachedModel
 from sampler.engines.decoding.decode_batch import _with_gaps_filled
 from sampler.engines.decoding.sampling import by_inverse, by_noise
+from support.refusals import refused
 from support.torch_engines import assert_scored, live, load, made, other_words, request, run_out
 
 
@@ -77,9 +78,8 @@ def test_requests_wait_for_memory_in_their_order_and_all_finish(model_dir: Path)
 
 def test_a_group_that_would_never_fit_in_memory_is_refused(model_dir: Path) -> None:
     engine = made(model_dir, memory_bytes=1 << 20)
-    with pytest.raises(RefusedError, match="1048576") as refused:
+    with refused(Reason.OVER_LIMIT, "1048576"):
         engine.add(request(engine, "12", completions=27))
-    assert refused.value.reason is Reason.OVER_LIMIT
     assert engine.running == 0
 
 

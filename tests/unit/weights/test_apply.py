@@ -10,6 +10,7 @@ from node.weights.assembly.apply import WrongBaseError, make_frame
 from node.weights.assembly.stored import rebuild_frame
 from node.weights.format.digests import Words, words_digest
 from node.weights.format.manifest import DamagedFrameError, Manifest
+from support.refusals import naming
 from support.weights import LAYOUT, Learner
 
 LEARNER = Learner()
@@ -43,7 +44,7 @@ def test_a_payload_that_was_not_signed_is_damaged() -> None:
     bad = bytearray(DELTA.payloads[2])
     bad[7] ^= 16
     for payload in (bytes(bad), DELTA.payloads[2][:-1], DELTA.payloads[1]):
-        with pytest.raises(DamagedFrameError, match="have another digest than signed") as damaged:
+        with naming(DamagedFrameError, "frame 2") as damaged:
             made(DELTA.manifest, payload, base=BASE)
         assert damaged.value.frame == 2
 
@@ -60,9 +61,9 @@ def test_a_payload_that_is_signed_but_makes_other_words_is_damaged_or_its_base_i
         frames[2] = replace(frames[2], new_check=1)
         return replace(encoded.manifest, frames=tuple(frames))
 
-    with pytest.raises(DamagedFrameError, match="words decoded"):
+    with naming(DamagedFrameError, "frame 2"):
         made(signed_for_others(KEYFRAME), KEYFRAME.payloads[2], base=None)
-    with pytest.raises(WrongBaseError, match="frame 2: the held words do not make version 2: the words"):
+    with naming(WrongBaseError, "frame 2", "version 2"):
         made(signed_for_others(DELTA), DELTA.payloads[2], base=BASE)
 
 

@@ -10,6 +10,7 @@ from node.errors import Reason, RefusedError
 from node.weights.codec.frame_codec import decode_frame, encode_frame
 from node.weights.format.digests import Words, words_digest
 from node.weights.format.manifest import Codec, payload_limit
+from support.refusals import naming
 from support.weights import drifted, random_words
 
 
@@ -101,7 +102,7 @@ def test_the_keyframe_payload_is_as_documented() -> None:
 
 
 def test_a_frame_without_its_base_is_our_own_mistake() -> None:
-    with pytest.raises(ValueError, match="needs a base"):
+    with naming(ValueError, "UNCHANGED", "3"):
         decode_frame(Codec.UNCHANGED, b"", base=None, out=np.zeros(3, np.uint16))
 
 

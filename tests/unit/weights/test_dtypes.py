@@ -6,13 +6,14 @@ import torch
 import zstandard
 
 from bench.whole_versions import encode_version
-from node.errors import RefusedError
+from node.errors import Reason
 from node.weights.assembly.held import HeldPolicy
 from node.weights.codec.frame_codec import encode_frame
 from node.weights.format.digests import Words, words_digest
 from node.weights.format.dtypes import DTYPES, Dtype
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.format.manifest import Codec
+from support.refusals import refused
 from support.weights import RUN_ID
 
 FLOATING = [dtype for dtype in DTYPES.values() if dtype.is_floating]
@@ -144,7 +145,7 @@ def test_the_tensor_and_element_that_is_no_number_are_named_whatever_the_dtype(
             part = words[tensor.start_word :][: tensor.words].view(f"<u{tensor.dtype.element_bytes}")
             part[element] = bits
     base = HeldPolicy.of(0, np.zeros(layout.words, np.uint16), layout=layout)
-    with pytest.raises(RefusedError, match=f"'{name}' has a NaN or an infinity at element {element};"):
+    with refused(Reason.NON_FINITE, f"'{name}'", str(element)):
         encode_version(
             words,
             version=1,
