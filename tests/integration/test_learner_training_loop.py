@@ -322,7 +322,7 @@ async def test_divergence_by_age_is_shown_and_a_staleness_bound_recommended_once
         assert math.isnan(running.shown("drift_nats", age_versions="64") or 0.0)
         assert math.isnan(running.shown("expected_ess_ratio", age_versions="64") or 0.0)
         bound = running.shown("recommended_staleness_versions")
-        assert 0.5 < (running.shown("expected_ess_ratio", age_versions="1") or 0.0) < 1
+        assert 0 < (running.shown("expected_ess_ratio", age_versions="1") or 0.0) < 1
     lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     first, second = (line["recommended_staleness"] for line in lines)
     assert first["versions"] is None
