@@ -1,4 +1,4 @@
-"""What a step takes: a batch, its settings, and the divergence that is expected of it.
+"""The inputs of a step: a batch, its settings, and the divergence that is expected of it.
 
 The same for a new step and for one that is taken again from the journal, on every rank.
 """
@@ -34,7 +34,7 @@ class StepInputs:
 
     @property
     def instruction(self) -> Instruction:
-        """What tells the other ranks to take it."""
+        """The instruction that has the other ranks take it."""
         encoded = [group_to_wire(group) for group in self.groups]
         expected = self.expected_kl_nats
         values = {
