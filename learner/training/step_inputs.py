@@ -1,4 +1,4 @@
-"""What a step takes: a batch and its settings.
+"""The inputs of a step: a batch and its settings.
 
 The same for a new step and for one that is taken again from the journal, on every rank.
 """

@@ -1,4 +1,4 @@
-"""What ``heterorl-node status`` says of the run as a whole: a heading, and a line or a few."""
+"""Lines of ``heterorl-node status`` on the run as a whole, each under a heading."""
 
 from collections.abc import Iterable, Iterator
 from typing import Final

@@ -1,4 +1,4 @@
-"""What the process of a task is asked, and what it answers; errors where that cannot be used.
+"""Requests to the process of a task, and its answers; errors where those cannot be used.
 
 describe --> TaskDescription        prompt, reply --> a text or messages        grade --> Grades
 """
