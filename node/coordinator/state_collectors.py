@@ -1,4 +1,4 @@
-"""What a scrape reads of a coordinator's state at that moment: peers, evaluations, the newest step."""
+"""Collectors of a coordinator's state at the moment of a scrape: peers, evaluations, the newest step."""
 
 import itertools
 import time

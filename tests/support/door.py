@@ -36,7 +36,7 @@ class OpenDoor:
 
     ledger: Ledger
     directory: Path
-    """Of the ledger, and of what operators write."""
+    """The directory of the ledger."""
     bounds: Bounds = BOUNDS
     clock: ManualClock = field(default_factory=ManualClock)
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)

@@ -25,7 +25,7 @@ from node.verdict import GroupVerdict, Verdict
 
 @dataclass(frozen=True, slots=True)
 class GroupFinding:
-    """What a verifier found out about a group that it was sent."""
+    """A finding: the outcome of a verifier's check of a group."""
 
     held: Held
     finding: RewardFinding
@@ -37,7 +37,7 @@ class GroupFinding:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a finding comes to."""
+    """The consequences of a finding."""
 
     found: GroupFinding
     thrown_out: tuple[GroupVerdict, ...] = ()

@@ -44,7 +44,7 @@ class Given:
     stand: tuple[Order, ...]
     """As they stand now."""
     fresh: tuple[Order, ...]
-    """Those of them that were carried out just now."""
+    """The ones of them that were carried out just now."""
 
 
 @dataclass(frozen=True, slots=True)

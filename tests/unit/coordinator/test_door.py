@@ -1,4 +1,4 @@
-"""What the door's answers are counted as, and what samplers and the learner are told, on a real ledger."""
+"""The door's answers on a real ledger: how they are counted, and who is told of them."""
 
 import asyncio
 from collections.abc import AsyncIterator
