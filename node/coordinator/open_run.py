@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class OpenRun:
-    """What a coordinator keeps of its run, opened."""
+    """The parts of a run that a coordinator keeps, opened."""
 
     store: ArtifactStore
     accounts: Accounts

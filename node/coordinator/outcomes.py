@@ -1,4 +1,4 @@
-"""What decisions came to, once it is on disk: counted, logged, and told to the samplers that it concerns."""
+"""Outcomes of decisions, once they are on disk: counted, logged, and told to the samplers they concern."""
 
 import logging
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a scrape reads of a coordinator's state at that moment: peers, evaluations, the newest step."""
+"""Metrics that a scrape reads off the coordinator's state: peers, evaluations, the newest step, backups."""
 
 import itertools
 import time

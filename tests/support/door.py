@@ -37,7 +37,7 @@ class OpenDoor:
 
     ledger: Ledger
     directory: Path
-    """Of the ledger, and of what operators write."""
+    """Where the ledger is, and what operators write."""
     bounds: Bounds = BOUNDS
     clock: ManualClock = field(default_factory=ManualClock)
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)

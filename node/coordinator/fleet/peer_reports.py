@@ -1,4 +1,4 @@
-"""What peers report when they join and with each heartbeat, and what they are told; values only."""
+"""Reports of peers when they join and with each heartbeat, and the answers to them; values only."""
 
 from dataclasses import dataclass
 
@@ -63,7 +63,7 @@ class HeartbeatAnswer:
 
 @dataclass(slots=True)
 class Reported:
-    """What a peer that is known has said."""
+    """All that a known peer has said."""
 
     report: HeartbeatReport
     """The newest."""

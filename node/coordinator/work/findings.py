@@ -24,7 +24,7 @@ from node.verdict import GroupVerdict, Verdict
 
 @dataclass(frozen=True, slots=True)
 class GroupFinding:
-    """What a verifier found out about a group that it was sent."""
+    """A verifier's finding about a group that it was sent."""
 
     held: Held
     finding: RewardFinding
@@ -36,7 +36,7 @@ class GroupFinding:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a finding comes to."""
+    """The outcome of a finding."""
 
     found: GroupFinding
     thrown_out: tuple[GroupVerdict, ...] = ()

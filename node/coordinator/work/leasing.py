@@ -35,7 +35,7 @@ PARTIAL_PAUSE_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class LeaseRequest:
-    """What a sampler asks for."""
+    """A sampler's request for leases."""
 
     sampler_id: str
     wanted: int
@@ -184,9 +184,9 @@ class ReturnedLeases:
 
     sampler_id: str
     lease_ids: tuple[str, ...]
-    """Those that it did not begin."""
+    """Not begun."""
     failed: tuple[FailedLease, ...] = ()
-    """Those that cost their prompts an attempt."""
+    """Begun and failed: each costs its prompt an attempt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What a verdict of the learner came to."""
+    """The outcome of a verdict of the learner."""
 
     sampler_id: str
     spooled_at_s: float | None

@@ -1,4 +1,4 @@
-"""What the door's answers are counted as, and what samplers and the learner are told, on a real ledger."""
+"""Answers of the door: how they are counted, and what samplers and the learner are told, on a real ledger."""
 
 import asyncio
 from collections.abc import AsyncIterator
