@@ -5,14 +5,10 @@ kept words | what its store of published versions leads to | masters of checkpoi
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 from learner.journal.checkpoint_index import CHECKPOINTS, versions_in
 from learner.publishing.kept_versions import published_versions
 from node.errors import StartupError
-
-BASE: Final = 0
-"""The base model, which a learner always has."""
 
 
 def available_versions(state: Path) -> list[int]:
@@ -26,14 +22,14 @@ def available_versions(state: Path) -> list[int]:
     return there
 
 
-def check_available(state: Path, version: int, *, besides: str = "") -> None:
+def check_available(state: Path, version: int) -> None:
     """Check that a version's words or masters are there.
 
-    Raises StartupError: they are not; it lists all that are, after ``besides``.
+    Raises StartupError: they are not; it lists all that are.
     """
     if version not in (there := available_versions(state)):
         raise StartupError(
-            f"version {version} is not there; there are {besides}{listed(there)}",
+            f"version {version} is not there; there are {listed(there)}",
             fix="Set learner.keep_spaced_versions or learner.keep_every_versions to keep more of them.",
         )
 

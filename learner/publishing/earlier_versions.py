@@ -20,7 +20,6 @@ from torch import Tensor
 
 from learner.journal.checkpoint_index import CHECKPOINTS
 from learner.operator_orders import VersionGoneError
-from learner.publishing.available_versions import BASE, check_available
 from learner.publishing.kept_versions import PublishedWords, opened_published, published_versions
 from learner.training.checkpoint import opened_masters
 from learner.training.file_words import FileWords
@@ -53,8 +52,6 @@ class EarlierVersions:
         """
         directory = self._state / STAGED
         try:
-            if version != BASE:
-                check_available(self._state, version, besides="0, the base model, and ")
             directory.mkdir()
             with self._opened(version) as (words_of, root):
                 self._write(words_of, root, directory)

@@ -177,7 +177,7 @@ async def test_an_order_that_cannot_be_carried_out_is_said_why_and_training_goes
             await roll_back(hub, 2, name="second")
             await until(lambda: caplog.messages.count("order refused") == 2)
         details = [getattr(record, "detail", "") for record in caplog.records]
-        assert all(part in details[0] for part in ("version 1 ", "0, the base model"))
+        assert "version 1 " in details[0]
         assert "the newest version is 2" in details[1]
         await take_steps(hub, running, until_version=3)
     assert [record.restored_version for record in hub.records] == [None] * 3
