@@ -309,7 +309,7 @@ async def _submit_for_ever(enemy: Enemy, *, reward: float | None, purpose: Lease
                 head = await enemy.head(foe)
                 try:
                     verdict, _ = await client.submit(
-                        enemy.group(foe, lease, version=head.number, reward=reward)
+                        group_to_wire(enemy.group(foe, lease, version=head.number, reward=reward))
                     )
                     enemy.did[f"submitted: {verdict}"] += 1
                 except (RefusedError, ConnectionLost) as error:

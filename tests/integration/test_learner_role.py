@@ -54,6 +54,7 @@ from node.tokenizer import chat_template_digest, tokenizer_digest
 from node.verdict import Verdict
 from node.weights.assembly.held import HeldPolicy
 from node.weights.store.artifact_store import ArtifactStore
+from node.wire.rollouts import group_to_wire
 from support.groups import make_completion, make_group
 from support.identity import MadeRun, make_run
 from support.rank_processes import WarmRank
@@ -150,7 +151,7 @@ async def sampling(
             grant = await client.lease(4, version0)
             for lease in grant.leases:
                 group = answer(lease, made, model_dir, layout.digest, reward_of=reward_of)
-                verdict, detail = await client.submit(group)
+                verdict, detail = await client.submit(group_to_wire(group))
                 assert verdict is Verdict.SPOOLED, detail
             if not grant.leases:
                 await pause.wait()
