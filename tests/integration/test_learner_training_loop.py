@@ -204,12 +204,10 @@ async def test_groups_are_read_in_the_training_thread_and_those_of_a_quarantined
         running.drain.quarantine("liar", "its rewards are not its grader's")
         await hub.give(running.delivered("0.1"), running.delivered("1.1"))
         await hub.wait_until(lambda: len(hub.records) == 1)
-        probe, unread = (running.delivered(f"{n}.1", sampler_id="liar") for n in (2, 3))
-        await hub.give(probe, unread)
-        await hub.wait_until(lambda: hub.verdicts_of("3.1") == [Verdict.SUSPECT])
-    assert {name: thread.partition("_")[0] for name, thread in read.items()} == dict.fromkeys(
-        ("0.1", "1.1", "2.1"), "training"
-    )
+        await hub.give(running.delivered("2.1", sampler_id="liar"))
+        await hub.wait_until(lambda: hub.verdicts_of("2.1") == [Verdict.SUSPECT])
+    assert [*read] == ["0.1", "1.1"]
+    assert {thread.partition("_")[0] for thread in read.values()} == {"training"}
 
 
 async def test_a_sampler_whose_fresh_logprobs_are_not_the_learners_is_no_longer_believed(
