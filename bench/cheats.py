@@ -33,8 +33,8 @@ from deploy.runs.records import StepTail, read_ledger
 from deploy.runs.run_directory import COORDINATOR, LEARNER, RunDirectory, Section
 from deploy.runs.run_session import RunSession
 from node.coordinator.ledger.ledger_check import facts_in, read_evaluations, reading
-from node.coordinator.work.sampler_standing import Standing
-from node.coordinator.work.slots import HELD_OUT_PLACES, held_out_number
+from node.coordinator.work.samplers.sampler_standing import Standing
+from node.coordinator.work.slots.slot import HELD_OUT_PLACES, held_out_number
 from sampler.process_tree import cpu_seconds
 
 MOST_LOSS: Final = 0.02

@@ -30,11 +30,11 @@ from node.coordinator.run_ledger import RunLedger
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Balance, Transaction
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.decision import Decide
-from node.coordinator.work.leasing import LeaseRequest, Released, ReturnedLeases, lease, release
-from node.coordinator.work.model_check import Learner
-from node.coordinator.work.run_terms import RunTerms, Work
-from node.coordinator.work.slots import Attempt, Slot, SlotBalance, SlotState
+from node.coordinator.work.decisions.decision import Decide
+from node.coordinator.work.decisions.leasing import LeaseRequest, Released, ReturnedLeases, lease, release
+from node.coordinator.work.slots.slot import Attempt, Slot, SlotBalance, SlotState
+from node.coordinator.work.terms.model_check import Learner
+from node.coordinator.work.terms.run_terms import RunTerms, Work
 from node.policy import PolicyVersion
 from node.rollout import LeaseGrant
 from node.sampling_parameters import SamplingParameters

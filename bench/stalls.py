@@ -33,7 +33,7 @@ from deploy.runs.records import StepTail, read_ledger
 from deploy.runs.run_directory import COORDINATOR, LEARNER, RunDirectory, Section
 from deploy.runs.run_session import RunSession
 from node.coordinator.ledger.ledger_check import facts_in, reading
-from node.coordinator.work.sampler_standing import Standing
+from node.coordinator.work.samplers.sampler_standing import Standing
 
 MOST_LIES: Final = 0.02
 FEW: Final = 100

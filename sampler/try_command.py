@@ -29,7 +29,7 @@ from node.config.settings import load
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.data.row_sources import open_rows, scratch_directory
 from node.coordinator.data.rows import START_CHECK_S, RowCheck, Rows
-from node.coordinator.work.prompt_order import prompt_of_slot
+from node.coordinator.work.slots.prompt_order import prompt_of_slot
 from node.exit_code import ExitCode
 from node.rollout import PromptLease
 from node.run import Role

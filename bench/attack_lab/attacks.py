@@ -15,7 +15,7 @@ from bench.attack_lab.enemy import CALL_TIMEOUT_S, Enemy, Foe
 from bench.attack_lab.task import CoinTask
 from heterorl.v1 import membership_pb2, rollout_pb2
 from node.clients.rollout_client import SamplerRolloutClient
-from node.coordinator.work.slots import slot_and_attempt
+from node.coordinator.work.slots.slot import slot_and_attempt
 from node.errors import RefusedError
 from node.rollout import EncodedGroup, LeasePurpose
 from node.rpc.address import join_address

@@ -11,7 +11,7 @@ from deploy.runs.processes import Children
 from deploy.runs.run_directory import COORDINATOR, LEARNER, RunDirectory, Section
 from deploy.runs.run_session import RunSession
 from node.coordinator.ledger.ledger_check import facts_in, reading
-from node.coordinator.work.model_check import Learner
+from node.coordinator.work.terms.model_check import Learner
 from node.enrolment.authority import Authority
 
 SAMPLERS: Final = ("sampler-1", "sampler-2")

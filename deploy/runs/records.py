@@ -10,8 +10,8 @@ from typing import Final
 from node.coordinator.ledger.ledger_check import reading
 from node.coordinator.ledger.ledger_export import rows
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.work.slots import parse_group_id
-from node.coordinator.work.tallies import Tally
+from node.coordinator.work.samplers.tallies import Tally
+from node.coordinator.work.slots.slot import parse_group_id
 from node.step_log_parts import log_lines
 
 _OF_A_GROUP: Final = ("group_id", "sampler_id", "staleness_versions")

@@ -14,7 +14,7 @@ from node.clock import moment
 from node.coordinator.ledger.ledger_check import facts_in, no_ledger, read_evaluations, reading
 from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.coordinator.ledger.ledger_schema import owner_of
-from node.coordinator.work.tallies import Tally
+from node.coordinator.work.samplers.tallies import Tally
 from node.errors import COMMAND_LINE, ConfigError, StartupError
 from node.evaluation import REWARD, best_of
 from node.exit_code import ExitCode

@@ -20,7 +20,7 @@ from node.coordinator.data_check import DataUse, data_check
 from node.coordinator.evaluation_config import EvaluationConfig, copied
 from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.run_terms import NO_EVALUATION, EvaluationSettings, RunTerms, Work
+from node.coordinator.work.terms.run_terms import NO_EVALUATION, EvaluationSettings, RunTerms, Work
 from node.errors import ConfigError
 from node.extras import NeededPackage
 from node.sampling_parameters import SamplingParameters

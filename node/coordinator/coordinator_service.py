@@ -16,8 +16,8 @@ from node.coordinator.peers import Peers
 from node.coordinator.published import Published
 from node.coordinator.reward_checking import RewardChecking
 from node.coordinator.run_status import LiveStatus
-from node.coordinator.work import upkeep
 from node.coordinator.work.accounts import Accounts
+from node.coordinator.work.decisions import upkeep
 from node.errors import RefusedError
 from node.operator_order import DRAIN
 from node.process.memory import GIVE_BACK_EVERY_S, give_back

@@ -20,7 +20,7 @@ from node.coordinator.data.data_config import DataConfig
 from node.coordinator.data.row_sources import open_rows, scratch_directory
 from node.coordinator.data.rows import RowCheck, Rows
 from node.coordinator.ledger.ledger_check import data_of
-from node.coordinator.work.run_data import NO_DATA, DataSeen, agreed_data
+from node.coordinator.work.terms.run_data import NO_DATA, DataSeen, agreed_data
 from node.errors import ConfigError
 from node.questions.messages import content_text
 from node.questions.question import question_of

@@ -24,11 +24,11 @@ from node.coordinator.fleet.peer_reports import HeartbeatAnswer, HeartbeatReport
 from node.coordinator.learner_stream import LearnerStreams
 from node.coordinator.peers import Peers
 from node.coordinator.run_ledger import RunLedger
-from node.coordinator.work import leasing, upkeep
-from node.coordinator.work.decision import Decide
-from node.coordinator.work.leasing import EMPTY_PAUSE_S, LeaseRequest, ReturnedLeases
-from node.coordinator.work.model_check import Learner, check_prompts
-from node.coordinator.work.verdicts import Submission, Submitted, submission
+from node.coordinator.work.decisions import leasing, upkeep
+from node.coordinator.work.decisions.decision import Decide
+from node.coordinator.work.decisions.leasing import EMPTY_PAUSE_S, LeaseRequest, ReturnedLeases
+from node.coordinator.work.decisions.verdicts import Submission, Submitted, submission
+from node.coordinator.work.terms.model_check import Learner, check_prompts
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList

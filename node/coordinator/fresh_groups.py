@@ -4,7 +4,7 @@ from collections import OrderedDict
 from typing import Final
 
 from node.coordinator.work.balance import Transaction
-from node.coordinator.work.slots import Slot, group_id, slot_and_attempt
+from node.coordinator.work.slots.slot import Slot, group_id, slot_and_attempt
 from node.rollout import EncodedGroup
 
 FRESH_BYTES: Final = 32 << 20

@@ -14,16 +14,16 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from node.coordinator.run_ledger import RunLedger
-from node.coordinator.work import step_history, verdicts
 from node.coordinator.work.accounts import Accounts
-from node.coordinator.work.decision import Decision
-from node.coordinator.work.findings import Checked
-from node.coordinator.work.model_check import Learner
+from node.coordinator.work.decisions import step_history, verdicts
+from node.coordinator.work.decisions.decision import Decision
+from node.coordinator.work.decisions.findings import Checked
+from node.coordinator.work.decisions.step_history import Hello, Outcome
+from node.coordinator.work.decisions.trust import Quarantine, quarantine
+from node.coordinator.work.decisions.verdicts import Judged, Submitted
 from node.coordinator.work.order_decisions import Answered, answered
-from node.coordinator.work.sampler_standing import Standing
-from node.coordinator.work.step_history import Hello, Outcome
-from node.coordinator.work.trust import Quarantine, quarantine
-from node.coordinator.work.verdicts import Judged, Submitted
+from node.coordinator.work.samplers.sampler_standing import Standing
+from node.coordinator.work.terms.model_check import Learner
 from node.errors import Reason, RefusedError
 from node.operator_order import Order, OrderAnswer
 from node.rollout import EncodedGroup

@@ -5,8 +5,8 @@ from typing import Final
 
 from heterorl.v1 import common_pb2, membership_pb2
 from node.coordinator.fleet.peer_reports import HeartbeatAnswer, HeartbeatReport, Joining
-from node.coordinator.work.model_check import Learner, SamplerModel, StatedText, VerifierModel
-from node.coordinator.work.run_terms import DIGEST_BYTES
+from node.coordinator.work.terms.model_check import Learner, SamplerModel, StatedText, VerifierModel
+from node.coordinator.work.terms.run_terms import DIGEST_BYTES
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.limits import CHANGES_PER_HEARTBEAT, LEASES_PER_PEER, STAMP_S

@@ -10,13 +10,13 @@ from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.run_ledger import RunLedger
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Transaction
-from node.coordinator.work.findings import Checked
-from node.coordinator.work.leasing import Released
-from node.coordinator.work.slots import SlotKind, SlotState, is_held_out
-from node.coordinator.work.step_history import Outcome
-from node.coordinator.work.trust import Quarantine
-from node.coordinator.work.upkeep import Expired
-from node.coordinator.work.verdicts import Judged, Submitted
+from node.coordinator.work.decisions.findings import Checked
+from node.coordinator.work.decisions.leasing import Released
+from node.coordinator.work.decisions.step_history import Outcome
+from node.coordinator.work.decisions.trust import Quarantine
+from node.coordinator.work.decisions.upkeep import Expired
+from node.coordinator.work.decisions.verdicts import Judged, Submitted
+from node.coordinator.work.slots.slot import SlotKind, SlotState, is_held_out
 from node.evaluation import Evaluation
 from node.failure import BadPrompt
 from node.reward_finding import RewardCheck

@@ -18,8 +18,8 @@ from node.coordinator.fleet.membership import KnownPeer, Membership, PeerState
 from node.coordinator.fleet.peer_reports import HeartbeatAnswer, HeartbeatReport, Joining, Reported
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work.accounts import Accounts
-from node.coordinator.work.model_check import SamplerModel, VerifierModel
-from node.coordinator.work.run_terms import UNSAID, run_grader
+from node.coordinator.work.terms.model_check import SamplerModel, VerifierModel
+from node.coordinator.work.terms.run_terms import UNSAID, run_grader
 from node.identity.peer import Peer
 from node.limits import VERDICTS_PER_HEARTBEAT
 from node.peer_figures import MachineFigures, SamplerFigures

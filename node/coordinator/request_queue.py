@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from node.coordinator.metrics import CoordinatorMetrics
-from node.coordinator.work.decision import Decide
+from node.coordinator.work.decisions.decision import Decide
 from node.errors import Reason, RefusedError
 
 logger = logging.getLogger(__name__)

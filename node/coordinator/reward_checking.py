@@ -20,13 +20,13 @@ from node.coordinator.data.rows import Rows
 from node.coordinator.learner_stream import LearnerStreams
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.run_ledger import RunLedger
-from node.coordinator.work import findings
 from node.coordinator.work.accounts import Accounts
-from node.coordinator.work.check_queue import Held
-from node.coordinator.work.decision import Decision
-from node.coordinator.work.findings import Checked, GroupFinding
-from node.coordinator.work.verdicts import Submitted
-from node.coordinator.work.verifier_places import GRADING_LIMIT_S, VerifierPlaces
+from node.coordinator.work.checks.check_queue import Held
+from node.coordinator.work.checks.verifier_places import GRADING_LIMIT_S, VerifierPlaces
+from node.coordinator.work.decisions import findings
+from node.coordinator.work.decisions.decision import Decision
+from node.coordinator.work.decisions.findings import Checked, GroupFinding
+from node.coordinator.work.decisions.verdicts import Submitted
 from node.errors import Reason, RefusedError
 from node.failure import Failure
 from node.reward_finding import GroupGrades, RewardCheck, RewardFinding

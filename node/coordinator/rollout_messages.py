@@ -6,11 +6,11 @@ from typing import Final
 
 from heterorl.v1 import orders_pb2, rollout_pb2
 from node.coordinator.learner_stream import OrdersTold, Quarantines, Said
-from node.coordinator.work.leasing import LeaseRequest, ReturnedLeases
-from node.coordinator.work.slots import is_held_out
-from node.coordinator.work.step_history import Hello
-from node.coordinator.work.trust import Quarantine
-from node.coordinator.work.verdicts import Submission
+from node.coordinator.work.decisions.leasing import LeaseRequest, ReturnedLeases
+from node.coordinator.work.decisions.step_history import Hello
+from node.coordinator.work.decisions.trust import Quarantine
+from node.coordinator.work.decisions.verdicts import Submission
+from node.coordinator.work.slots.slot import is_held_out
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease, detail_of
 from node.identity.peer import Peer, is_name

@@ -20,8 +20,8 @@ from node.coordinator.rollout_messages import (
     submission_of,
 )
 from node.coordinator.submission_door import SubmissionDoor
-from node.coordinator.work.leasing import release
-from node.coordinator.work.verifier_places import GRADING_LIMIT_S
+from node.coordinator.work.checks.verifier_places import GRADING_LIMIT_S
+from node.coordinator.work.decisions.leasing import release
 from node.errors import Reason, RefusedError
 from node.rollout import EncodedGroup
 from node.rpc.auth import Context, peer_of

@@ -33,8 +33,8 @@ from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.request_queue import WAIT_S, RequestQueue, WaitingRequest
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Transaction
-from node.coordinator.work.decision import Answer, Batch, Decide, Decision
-from node.coordinator.work.slots import Slot
+from node.coordinator.work.decisions.decision import Answer, Batch, Decide, Decision
+from node.coordinator.work.slots.slot import Slot
 from node.errors import Reason, RefusedError
 from node.process.abandoned_threads import abandon
 from node.rollout import EncodedGroup

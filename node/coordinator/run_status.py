@@ -17,7 +17,7 @@ from node.coordinator.fleet.wait_chain import Facts, WaitingSamplers, explained
 from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import Peers
 from node.coordinator.work.capacity import Capacity
-from node.coordinator.work.leasing import room
+from node.coordinator.work.decisions.leasing import room
 from node.coordinator.work.orders import DRAINED, Orders
 from node.operator_order import DRAIN
 from node.page.run_sections import RunView, run_sections

@@ -18,7 +18,7 @@ from learner.metrics import LearnerMetrics
 from node.clock import SystemClock
 from node.coordinator.fleet.membership import PeerState
 from node.coordinator.metrics import CoordinatorMetrics
-from node.coordinator.work.slots import SlotState
+from node.coordinator.work.slots.slot import SlotState
 from node.errors import Reason
 from node.relay.metrics import RelayMetrics
 from node.run import Role

@@ -20,8 +20,8 @@ from learner.training.master_words import MasterWords
 from learner.training.model import load_policy
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work.balance import Transaction
-from node.coordinator.work.slots import Attempt, Slot, SlotState
-from node.coordinator.work.tallies import Tally
+from node.coordinator.work.samplers.tallies import Tally
+from node.coordinator.work.slots.slot import Attempt, Slot, SlotState
 from node.identity.revocation import RevocationCopy, Revocations
 from node.policy import ArtifactKey
 from node.rollout import EncodedGroup

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from heterorl.v1 import common_pb2
-from node.coordinator.work.reward_checks import PUT_OFF_S
+from node.coordinator.work.checks.reward_checks import PUT_OFF_S
 from node.errors import Reason
 from node.exit_code import ExitCode
 from node.reward_finding import RewardCheck

@@ -24,8 +24,9 @@ from node.coordinator.ledger.ledger_copies import SLOTS_PER_SECOND, back_up, res
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work.balance import Transaction
-from node.coordinator.work.sampler_standing import Standing
-from node.coordinator.work.slots import (
+from node.coordinator.work.decisions.step_history import Hello
+from node.coordinator.work.samplers.sampler_standing import Standing
+from node.coordinator.work.slots.slot import (
     Attempt,
     HeldOutAnswer,
     Slot,
@@ -33,7 +34,6 @@ from node.coordinator.work.slots import (
     SlotState,
     held_out_number,
 )
-from node.coordinator.work.step_history import Hello
 from node.errors import Reason, StartupError
 from node.evaluation import Evaluation
 from node.run import StepRecord
@@ -45,7 +45,7 @@ ROOT = Path(__file__).parents[2]
 WRITER = """
 import sys, time
 from pathlib import Path
-from node.coordinator.work.step_history import Hello
+from node.coordinator.work.decisions.step_history import Hello
 from support.ledgers import open_desk
 with open_desk(Path(sys.argv[1])) as desk:
     desk.open_drain(Hello("learner", 1, desk.accounts.last_step))

@@ -13,8 +13,8 @@ from node.coordinator.ledger.ledger_exchange import back_up_database, restore_da
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.ledger.ledger_schema import tables
 from node.coordinator.work.balance import Transaction
-from node.coordinator.work.sampler_standing import Standing
-from node.coordinator.work.step_history import Hello
+from node.coordinator.work.decisions.step_history import Hello
+from node.coordinator.work.samplers.sampler_standing import Standing
 from node.errors import StartupError
 from support.databases import leading
 from support.ledgers import LedgerDesk, make_older, open_desk

@@ -12,7 +12,7 @@ from node.coordinator.ledger.ledger_check import examine
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.reward_checking import RewardChecking, Verifier
 from node.coordinator.work.balance import Transaction
-from node.coordinator.work.reward_checks import HELD_S, MOST_TRIES
+from node.coordinator.work.checks.reward_checks import HELD_S, MOST_TRIES
 from node.errors import Reason, RefusedError
 from node.reward_finding import RewardCheck, RewardFinding
 from node.rollout import EncodedGroup

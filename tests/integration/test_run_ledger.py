@@ -12,7 +12,7 @@ import pytest
 from node.coordinator import request_queue, run_ledger
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work.balance import Transaction
-from node.coordinator.work.decision import Decision
+from node.coordinator.work.decisions.decision import Decision
 from node.errors import Reason, RefusedError
 from node.rollout import EncodedGroup, LeaseGrant
 from node.run import StepRecord

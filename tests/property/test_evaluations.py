@@ -13,15 +13,15 @@ import pytest
 
 from node.coordinator.ledger.ledger_check import examine, read_evaluations
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.work import findings, trust
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.decision import Decision
-from node.coordinator.work.findings import GroupFinding
-from node.coordinator.work.run_terms import EvaluationSettings
-from node.coordinator.work.slots import SlotKind, SlotState, group_id
-from node.coordinator.work.verifier_places import VerifierPlaces
+from node.coordinator.work.checks.verifier_places import VerifierPlaces
+from node.coordinator.work.decisions import findings, trust
+from node.coordinator.work.decisions.decision import Decision
+from node.coordinator.work.decisions.findings import GroupFinding
+from node.coordinator.work.slots.slot import SlotKind, SlotState, group_id
+from node.coordinator.work.terms.run_terms import EvaluationSettings
 from node.evaluation import Evaluation
 from node.failure import FAULTS
 from node.reward_finding import RewardCheck, RewardFinding

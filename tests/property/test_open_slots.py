@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.coordinator.work.open_slots import LowestFirst
+from node.coordinator.work.slots.open_slots import LowestFirst
 
 NUMBERS = st.integers(0, 30)
 

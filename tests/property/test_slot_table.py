@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.work import leasing, slot_grants, step_history, verdicts
-from node.coordinator.work.bad_prompts import Aside
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.slot_grants import SUSPECTS_PER_GRANT
-from node.coordinator.work.slot_table import SlotTable
-from node.coordinator.work.slots import (
+from node.coordinator.work.decisions import leasing, step_history, verdicts
+from node.coordinator.work.slots.bad_prompts import Aside
+from node.coordinator.work.slots.slot import (
     MAX_ATTEMPTS,
     MAX_FAULTS,
     SETTLED,
@@ -25,7 +23,10 @@ from node.coordinator.work.slots import (
     SlotState,
     group_id,
     parse_group_id,
+    slot_grants,
 )
+from node.coordinator.work.slots.slot_grants import SUSPECTS_PER_GRANT
+from node.coordinator.work.slots.slot_table import SlotTable
 from node.failure import FAULTS, Failure
 from node.verdict import GroupVerdict, Verdict
 from support.coordinator import LEARNER, LEASE_MAX_S, RETRY_S, TTL_S, Desk, make_accounts

@@ -29,15 +29,15 @@ from node.coordinator.run_status import LiveStatus, RunReport
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.decision import Batch
-from node.coordinator.work.leasing import LeaseRequest, ReturnedLeases, release
-from node.coordinator.work.model_check import Learner, SamplerModel, StatedText
-from node.coordinator.work.run_terms import NO_EVALUATION, EvaluationSettings, RunTerms, Work
-from node.coordinator.work.slots import is_held_out
-from node.coordinator.work.step_history import Hello
-from node.coordinator.work.trust import Quarantine
-from node.coordinator.work.upkeep import task_is
-from node.coordinator.work.verdicts import Submission, Submitted
+from node.coordinator.work.decisions.decision import Batch
+from node.coordinator.work.decisions.leasing import LeaseRequest, ReturnedLeases, release
+from node.coordinator.work.decisions.step_history import Hello
+from node.coordinator.work.decisions.trust import Quarantine
+from node.coordinator.work.decisions.upkeep import task_is
+from node.coordinator.work.decisions.verdicts import Submission, Submitted
+from node.coordinator.work.slots.slot import is_held_out
+from node.coordinator.work.terms.model_check import Learner, SamplerModel, StatedText
+from node.coordinator.work.terms.run_terms import NO_EVALUATION, EvaluationSettings, RunTerms, Work
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease
 from node.identity.peer import Peer

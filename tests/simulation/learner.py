@@ -19,8 +19,8 @@ from learner.intake.trained_slots import TrainedSlots
 from node.clients.outstanding_rollouts import OutstandingRollouts
 from node.coordinator.fleet.peer_reports import HeartbeatReport
 from node.coordinator.learner_stream import Quarantines
-from node.coordinator.work.model_check import Learner
-from node.coordinator.work.step_history import Hello
+from node.coordinator.work.decisions.step_history import Hello
+from node.coordinator.work.terms.model_check import Learner
 from node.errors import RefusedError
 from node.policy import PolicyVersion
 from node.rollout import EncodedGroup, RolloutGroup

@@ -17,12 +17,12 @@ from node.clients.outstanding_rollouts import OutstandingRollouts
 from node.coordinator.learner_stream import LearnerStreams
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.run_ledger import RunLedger
-from node.coordinator.work import leasing
 from node.coordinator.work.accounts import Accounts
-from node.coordinator.work.open_slots import OpenSlots
-from node.coordinator.work.sampler_standing import Standing
-from node.coordinator.work.slot_table import Claim, SlotTable
-from node.coordinator.work.standings import Standings
+from node.coordinator.work.decisions import leasing
+from node.coordinator.work.samplers.sampler_standing import Standing
+from node.coordinator.work.samplers.standings import Standings
+from node.coordinator.work.slots.open_slots import OpenSlots
+from node.coordinator.work.slots.slot_table import Claim, SlotTable
 from node.run import StepRecord
 
 SEEDS = 200

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from node.coordinator.fleet.peer_reports import HeartbeatReport
-from node.coordinator.work.slots import group_id
+from node.coordinator.work.slots.slot import group_id
 from node.errors import RefusedError
 from node.failure import FailedLease, Failure
 from node.limits import LEASES_PER_REQUEST

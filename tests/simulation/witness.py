@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING
 from node.coordinator.ledger.ledger_check import examine
 from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.coordinator.work.accounts import Accounts
-from node.coordinator.work.sampler_standing import NEWCOMER_LEASES
-from node.coordinator.work.slots import (
+from node.coordinator.work.decisions.step_history import Hello
+from node.coordinator.work.samplers.sampler_standing import NEWCOMER_LEASES
+from node.coordinator.work.samplers.standings import ALL_NEWCOMERS_PART
+from node.coordinator.work.slots.slot import (
     UNTRAINED,
     SlotState,
     group_id,
@@ -31,8 +33,6 @@ from node.coordinator.work.slots import (
     parse_group_id,
     slot_and_attempt,
 )
-from node.coordinator.work.standings import ALL_NEWCOMERS_PART
-from node.coordinator.work.step_history import Hello
 from node.failure import Failure
 from node.policy import PolicyVersion
 from node.rollout import LeaseGrant, LeasePurpose, RolloutGroup

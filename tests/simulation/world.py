@@ -21,7 +21,7 @@ from typing import Any
 
 from heterorl.v1 import rollout_pb2
 from node.coordinator.ledger.ledger_file import FILE_NAME
-from node.coordinator.work.slots import group_id
+from node.coordinator.work.slots.slot import group_id
 from node.errors import RefusedError, StartupError
 from node.operator_order import EVERYBODY, PARDON, REVOKE, Order
 from node.rollout import LeaseGrant, RolloutGroup

@@ -3,17 +3,17 @@
 from dataclasses import replace
 from typing import Any
 
-from node.coordinator.work import leasing, step_history, upkeep, verdicts
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Balance, Transaction
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.decision import Decision
-from node.coordinator.work.leasing import LeaseRequest, Released, ReturnedLeases, release
-from node.coordinator.work.model_check import Learner
-from node.coordinator.work.run_terms import NO_EVALUATION, EvaluationSettings, RunTerms, Work
-from node.coordinator.work.sampler_standing import Standing
-from node.coordinator.work.slots import is_held_out, parse_group_id
-from node.coordinator.work.verdicts import Submission, Submitted
+from node.coordinator.work.decisions import leasing, step_history, upkeep, verdicts
+from node.coordinator.work.decisions.decision import Decision
+from node.coordinator.work.decisions.leasing import LeaseRequest, Released, ReturnedLeases, release
+from node.coordinator.work.decisions.verdicts import Submission, Submitted
+from node.coordinator.work.samplers.sampler_standing import Standing
+from node.coordinator.work.slots.slot import is_held_out, parse_group_id
+from node.coordinator.work.terms.model_check import Learner
+from node.coordinator.work.terms.run_terms import NO_EVALUATION, EvaluationSettings, RunTerms, Work
 from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion
 from node.rollout import EncodedGroup, LeaseGrant, PromptLease, RolloutGroup

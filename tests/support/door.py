@@ -13,12 +13,12 @@ from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.outcomes import Outcomes
 from node.coordinator.peers import Peers
 from node.coordinator.run_ledger import RunLedger
-from node.coordinator.work import upkeep
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.leasing import LeaseRequest
-from node.coordinator.work.step_history import Hello
-from node.coordinator.work.upkeep import Expired
-from node.coordinator.work.verdicts import Submission
+from node.coordinator.work.decisions import upkeep
+from node.coordinator.work.decisions.leasing import LeaseRequest
+from node.coordinator.work.decisions.step_history import Hello
+from node.coordinator.work.decisions.upkeep import Expired
+from node.coordinator.work.decisions.verdicts import Submission
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
 from node.policy import PolicyVersion

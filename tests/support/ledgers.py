@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.work import step_history
 from node.coordinator.work.balance import Transaction
-from node.coordinator.work.step_history import Hello
+from node.coordinator.work.decisions import step_history
+from node.coordinator.work.decisions.step_history import Hello
 from support.coordinator import LEARNER, Desk, make_accounts
 
 _SCHEMA_2: Final = Path(__file__).parent / "older" / "ledger_schema_2.sql"

@@ -13,9 +13,9 @@ from typing import Final
 from node.clients.outstanding_rollouts import OutstandingRollouts
 from node.coordinator.ledger.ledger_copies import back_up, restore
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.work import step_history, verdicts
-from node.coordinator.work.slots import group_id
-from node.coordinator.work.step_history import Hello
+from node.coordinator.work.decisions import step_history, verdicts
+from node.coordinator.work.decisions.step_history import Hello
+from node.coordinator.work.slots.slot import group_id
 from node.errors import Reason, RefusedError
 from node.run import StepRecord
 from node.verdict import GroupVerdict, Verdict

@@ -13,7 +13,7 @@ from deploy.runs.processes import Children
 from deploy.runs.records import StepTail
 from deploy.runs.run_directory import COORDINATOR, LEARNER, RunDirectory, Section
 from deploy.runs.run_session import RunSession
-from node.coordinator.work.reward_checks import HELD_S
+from node.coordinator.work.checks.reward_checks import HELD_S
 from support.waiting import eventually
 
 SAMPLER, FIRST, NEXT = "sampler-1", "verifier-1", "verifier-2"

@@ -16,7 +16,7 @@ from node.coordinator.data.data_files import ShardError, check_shards, files_of
 from node.coordinator.data.row_json import write_json
 from node.coordinator.data.rows import HeldOut, RowCheck, Rows
 from node.coordinator.data.text_rows import is_plain, refuse_others, text_rows
-from node.coordinator.work.run_data import NO_DATA, DataSeen
+from node.coordinator.work.terms.run_data import NO_DATA, DataSeen
 from node.errors import ConfigError, StartupError
 
 _SAVED_BY_DATASETS: Final = ("dataset_dict.json", "state.json")

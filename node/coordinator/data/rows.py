@@ -26,7 +26,7 @@ import blake3
 import xxhash
 
 from node.coordinator.data.row_json import read_json
-from node.coordinator.work.run_data import NO_DATA, DataSeen
+from node.coordinator.work.terms.run_data import NO_DATA, DataSeen
 from node.errors import ConfigError, Reason, RefusedError
 from node.limits import ROW_BYTES
 from node.questions.data_row import RowError, RowTally, column_of

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from node.coordinator.work.model_check import Learner, SamplerModel, VerifierModel
+from node.coordinator.work.terms.model_check import Learner, SamplerModel, VerifierModel
 from node.peer_figures import MachineFigures, SamplerFigures
 from node.policy import PolicyVersion
 from node.protocol import OURS, Spoken

@@ -22,9 +22,9 @@ from node.coordinator.ledger.ledger_schema import (
     tables,
 )
 from node.coordinator.ledger.older_schemas import OLDER, facts_of_older
-from node.coordinator.work.run_data import NO_DATA, DataSeen
-from node.coordinator.work.slot_generations import Generation, Generations
-from node.coordinator.work.slots import SlotKind, held_out_number
+from node.coordinator.work.slots.slot import SlotKind, held_out_number
+from node.coordinator.work.slots.slot_generations import Generation, Generations
+from node.coordinator.work.terms.run_data import NO_DATA, DataSeen
 from node.errors import StartupError
 from node.evaluation import Evaluation
 from node.fact import MalformedFactError, OneFact

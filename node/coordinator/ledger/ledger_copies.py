@@ -21,7 +21,7 @@ from node import durable
 from node.coordinator.ledger.ledger_check import LedgerReport, examine, next_slot_of, no_ledger, reading
 from node.coordinator.ledger.ledger_file import accept_loss, lock_ledger
 from node.coordinator.ledger.ledger_schema import begin_generation
-from node.coordinator.work.slot_generations import Generation
+from node.coordinator.work.slots.slot_generations import Generation
 from node.errors import StartupError
 
 SLOTS_PER_SECOND: Final = 1_000_000

@@ -18,7 +18,7 @@ from node import durable
 from node.coordinator.ledger.ledger_rows import LedgerRows, damaged
 from node.coordinator.ledger.ledger_schema import prepare
 from node.coordinator.work.balance import Balance, Transaction
-from node.coordinator.work.slot_generations import Generation
+from node.coordinator.work.slots.slot_generations import Generation
 from node.errors import Reason, RefusedError, StartupError
 from node.fact import MalformedFactError
 from node.file_lock import FileLock

@@ -30,7 +30,7 @@ from node.coordinator.ledger.ledger_schema import (
 )
 from node.coordinator.ledger.older_schemas import OLDER
 from node.coordinator.work.balance import Balance, Transaction
-from node.coordinator.work.slot_generations import Generation
+from node.coordinator.work.slots.slot_generations import Generation
 from node.errors import DeposedError, Reason, RefusedError, StartupError
 from node.fact import MalformedFactError
 from node.operator_order import REVOKE, Order

@@ -22,10 +22,9 @@ from node.coordinator.ledger.ledger_schema import (
     insertion,
 )
 from node.coordinator.work.balance import Balance, Transaction
-from node.coordinator.work.check_queue import Held
-from node.coordinator.work.evaluations import ANSWERS_KEPT
-from node.coordinator.work.slot_generations import Generation
-from node.coordinator.work.slots import (
+from node.coordinator.work.checks.check_queue import Held
+from node.coordinator.work.evaluation.evaluations import ANSWERS_KEPT
+from node.coordinator.work.slots.slot import (
     HELD_OUT_FROM,
     SETTLED,
     UNTRAINED,
@@ -37,6 +36,7 @@ from node.coordinator.work.slots import (
     group_id,
     slot_and_attempt,
 )
+from node.coordinator.work.slots.slot_generations import Generation
 from node.coordinator.work.version_log import VERSIONS_REMEMBERED, Announced
 from node.errors import Reason, RefusedError
 from node.fact import Fact, Gone, MalformedFactError

@@ -19,8 +19,8 @@ import xxhash
 
 from node.coordinator.ledger.fact_rows import Owner, row_of
 from node.coordinator.ledger.older_schemas import GONE, OLDER, facts_of_older
-from node.coordinator.work.slot_generations import Generation
-from node.coordinator.work.slots import HELD_OUT_FROM, SETTLED, SlotKind, SlotState
+from node.coordinator.work.slots.slot import HELD_OUT_FROM, SETTLED, SlotKind, SlotState
+from node.coordinator.work.slots.slot_generations import Generation
 from node.errors import StartupError
 
 logger = logging.getLogger(__name__)

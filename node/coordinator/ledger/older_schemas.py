@@ -15,12 +15,12 @@ from dataclasses import replace
 from typing import Any, Final
 
 from node.coordinator.ledger.fact_rows import Owner
-from node.coordinator.work.group_check import NotedOptions
-from node.coordinator.work.model_check import Learner
-from node.coordinator.work.run_data import DataSeen
-from node.coordinator.work.sampler_standing import Standing
-from node.coordinator.work.slot_generations import Generation
-from node.coordinator.work.tallies import Tally
+from node.coordinator.work.samplers.sampler_standing import Standing
+from node.coordinator.work.samplers.tallies import Tally
+from node.coordinator.work.slots.slot_generations import Generation
+from node.coordinator.work.terms.group_check import NotedOptions
+from node.coordinator.work.terms.model_check import Learner
+from node.coordinator.work.terms.run_data import DataSeen
 from node.evaluation import Evaluation
 from node.fact import Fact, MalformedFactError
 from node.failure import BadPrompt, Failure

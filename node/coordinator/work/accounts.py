@@ -14,22 +14,18 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from node.coordinator.work.bad_prompts import BadPrompts
 from node.coordinator.work.balance import Balance, Transaction
 from node.coordinator.work.capacity import Load
-from node.coordinator.work.check_queue import Held
+from node.coordinator.work.checks.check_queue import Held
+from node.coordinator.work.checks.reward_checks import RewardChecks
 from node.coordinator.work.delivery import NewcomersPart, SpooledGroups
-from node.coordinator.work.evaluations import Evaluations
-from node.coordinator.work.group_check import NotedOptions
-from node.coordinator.work.model_check import Learner
+from node.coordinator.work.evaluation.evaluations import Evaluations
 from node.coordinator.work.orders import Orders
-from node.coordinator.work.reward_checks import RewardChecks
-from node.coordinator.work.run_data import NO_DATA, DataSeen
-from node.coordinator.work.run_terms import RunGrader, RunTerms
-from node.coordinator.work.sampler_standing import Standing, checked_share
-from node.coordinator.work.slot_generations import Generation, Generations
-from node.coordinator.work.slot_table import SlotTable
-from node.coordinator.work.slots import (
+from node.coordinator.work.samplers.sampler_standing import Standing, checked_share
+from node.coordinator.work.samplers.standings import Standings
+from node.coordinator.work.samplers.tallies import Tallies, Tally
+from node.coordinator.work.slots.bad_prompts import BadPrompts
+from node.coordinator.work.slots.slot import (
     CONSUMED,
     UNTRAINED,
     Slot,
@@ -40,8 +36,12 @@ from node.coordinator.work.slots import (
     kind_of,
     slot_and_attempt,
 )
-from node.coordinator.work.standings import Standings
-from node.coordinator.work.tallies import Tallies, Tally
+from node.coordinator.work.slots.slot_generations import Generation, Generations
+from node.coordinator.work.slots.slot_table import SlotTable
+from node.coordinator.work.terms.group_check import NotedOptions
+from node.coordinator.work.terms.model_check import Learner
+from node.coordinator.work.terms.run_data import NO_DATA, DataSeen
+from node.coordinator.work.terms.run_terms import RunGrader, RunTerms
 from node.coordinator.work.version_log import VersionLog
 from node.evaluation import Evaluation
 from node.fact import Newest

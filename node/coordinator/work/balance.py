@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from node.coordinator.work.check_queue import Held
-from node.coordinator.work.group_check import NotedOptions
-from node.coordinator.work.model_check import Learner
-from node.coordinator.work.run_data import NO_DATA, DataSeen
-from node.coordinator.work.sampler_standing import Standing
-from node.coordinator.work.slot_generations import Generation
-from node.coordinator.work.slots import Slot, SlotBalance
-from node.coordinator.work.tallies import Tally
+from node.coordinator.work.checks.check_queue import Held
+from node.coordinator.work.samplers.sampler_standing import Standing
+from node.coordinator.work.samplers.tallies import Tally
+from node.coordinator.work.slots.slot import Slot, SlotBalance
+from node.coordinator.work.slots.slot_generations import Generation
+from node.coordinator.work.terms.group_check import NotedOptions
+from node.coordinator.work.terms.model_check import Learner
+from node.coordinator.work.terms.run_data import NO_DATA, DataSeen
 from node.coordinator.work.version_log import Announced
 from node.evaluation import Evaluation
 from node.fact import Fact, Gone, OneFact

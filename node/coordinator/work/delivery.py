@@ -8,8 +8,8 @@ verifier, newcomers fill whole batches: the run would stand still otherwise.
 
 from collections.abc import Callable, Mapping, Set
 
-from node.coordinator.work.open_slots import OpenSlots
-from node.coordinator.work.slots import SlotKind, kind_of, slot_and_attempt
+from node.coordinator.work.slots.open_slots import OpenSlots
+from node.coordinator.work.slots.slot import SlotKind, kind_of, slot_and_attempt
 from node.rollout import EncodedGroup
 
 

@@ -16,7 +16,7 @@ from node.operator_order import Order, OrderAnswer
 if TYPE_CHECKING:
     from node.coordinator.work.accounts import Accounts
     from node.coordinator.work.balance import Transaction
-    from node.coordinator.work.decision import Decision
+    from node.coordinator.work.decisions.decision import Decision
 
 MOST_ORDERS: Final = 65_536
 """Things that a run may have an order about."""
@@ -60,7 +60,7 @@ def given(
     accounts: "Accounts", request: Sequence[Order], *, again: bool = False, now: float
 ) -> "Decision[Given]":
     """Take orders, and change what they change at once. Raises RefusedError: as ``decided``."""
-    from node.coordinator.work.decision import Decision
+    from node.coordinator.work.decisions.decision import Decision
 
     stand = decided(accounts.orders, request, again=again, now=now)
     fresh = new_ones(stand, request)
@@ -69,7 +69,7 @@ def given(
 
 def overdue(accounts: "Accounts", *, now: float) -> "Decision[Given]":
     """Carry out orders of one verb that were given while no coordinator ran."""
-    from node.coordinator.work.decision import Decision
+    from node.coordinator.work.decisions.decision import Decision
 
     late = accounts.orders.overdue()
     return Decision(Given(late, late), _carried_out(accounts, late, now=now))
@@ -78,7 +78,7 @@ def overdue(accounts: "Accounts", *, now: float) -> "Decision[Given]":
 def answered(accounts: "Accounts", request: OrderAnswer, *, now: float) -> "Decision[Answered]":
     """Note the learner's answer to an order, unless either was replaced meanwhile."""
     from node.coordinator.work.balance import Transaction
-    from node.coordinator.work.decision import Decision
+    from node.coordinator.work.decisions.decision import Decision
 
     order = accounts.orders.answered(request)
     facts = () if order is None else (order,)

@@ -63,13 +63,13 @@ def _nothing(accounts: "Accounts", about: Collection[str], now: float) -> "Trans
 
 
 def _revoked(accounts: "Accounts", about: Collection[str], now: float) -> "Transaction":
-    from node.coordinator.work.trust import revocation
+    from node.coordinator.work.decisions.trust import revocation
 
     return revocation(accounts, about, now=now).transaction
 
 
 def _pardoned(accounts: "Accounts", about: Collection[str], now: float) -> "Transaction":
-    from node.coordinator.work.trust import pardon
+    from node.coordinator.work.decisions.trust import pardon
 
     return pardon(accounts, None if EVERYBODY in about else about, now=now).transaction
 

@@ -11,7 +11,7 @@ from bench.cheat_lab import stalling_task
 from bench.cheat_lab.lies import BFLOAT16, CHEATS, DRAWS, LIES, NAMES, PROMPTS, WEIGHTS, Cheat
 from bench.cheat_lab.other_draws import Completions, copied, random_tokens, replayed
 from bench.cheat_lab.other_weights import BEHIND_VERSIONS, eight_bit, noisy, stale
-from node.coordinator.work.verifier_places import GRADING_LIMIT_S
+from node.coordinator.work.checks.verifier_places import GRADING_LIMIT_S
 from node.rollout import Completion, Finish
 from sampler.tasks.task import CompletionText
 

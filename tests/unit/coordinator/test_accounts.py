@@ -3,9 +3,9 @@
 import pytest
 
 from node.coordinator.work.balance import Balance, Transaction
-from node.coordinator.work.slot_generations import Generation
-from node.coordinator.work.slots import SlotBalance, SlotState
-from node.coordinator.work.tallies import Tally
+from node.coordinator.work.samplers.tallies import Tally
+from node.coordinator.work.slots.slot import SlotBalance, SlotState
+from node.coordinator.work.slots.slot_generations import Generation
 from node.rollout import EncodedGroup
 from node.run import StepRecord
 from node.verdict import Verdict

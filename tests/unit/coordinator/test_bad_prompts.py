@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from node.coordinator.work.bad_prompts import (
+from node.coordinator.work.slots.bad_prompts import (
     BAD_PROMPTS,
     LONGEST_RETRY_S,
     Aside,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from node.coordinator.work.check_tally import LEAST_DRAWN, CheckTally
-from node.coordinator.work.open_checks import SharedRoom
+from node.coordinator.work.checks.check_tally import LEAST_DRAWN, CheckTally
+from node.coordinator.work.checks.open_checks import SharedRoom
 
 
 def note(tally: CheckTally, name: str, *, groups: int, drawn: int, checked: int) -> None:

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from node.coordinator.work import leasing, slot_grants, upkeep, verdicts
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Balance
 from node.coordinator.work.capacity import Capacity
-from node.coordinator.work.decision import NOTHING
-from node.coordinator.work.leasing import LeaseRequest
-from node.coordinator.work.slots import Attempt, Slot, SlotBalance, SlotState
+from node.coordinator.work.decisions import leasing, upkeep, verdicts
+from node.coordinator.work.decisions.decision import NOTHING
+from node.coordinator.work.decisions.leasing import LeaseRequest
+from node.coordinator.work.slots.slot import Attempt, Slot, SlotBalance, SlotState, slot_grants
 from node.errors import Reason, RefusedError
 from node.failure import Failure
 from node.policy import PolicyVersion

@@ -10,10 +10,10 @@ import pytest
 
 from node.coordinator.fleet.peer_reports import Joining
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.work import upkeep
 from node.coordinator.work.capacity import Capacity
-from node.coordinator.work.leasing import ReturnedLeases, release, room
-from node.coordinator.work.model_check import SamplerModel, StatedText
+from node.coordinator.work.decisions import upkeep
+from node.coordinator.work.decisions.leasing import ReturnedLeases, release, room
+from node.coordinator.work.terms.model_check import SamplerModel, StatedText
 from node.errors import Reason, RefusedError
 from node.failure import FailedLease, Failure
 from node.identity.peer import Peer

@@ -10,14 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.coordinator.work import evaluations, findings, leasing, standings, trust
 from node.coordinator.work.balance import Balance
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.findings import Checked, GroupFinding
-from node.coordinator.work.leasing import Released, ReturnedLeases, release
-from node.coordinator.work.run_terms import NO_EVALUATION, EvaluationSettings
-from node.coordinator.work.sampler_standing import Standing
-from node.coordinator.work.slots import (
+from node.coordinator.work.checks.verifier_places import VerifierPlaces
+from node.coordinator.work.decisions import findings, leasing, trust
+from node.coordinator.work.decisions.findings import Checked, GroupFinding
+from node.coordinator.work.decisions.leasing import Released, ReturnedLeases, release
+from node.coordinator.work.evaluation import evaluations
+from node.coordinator.work.samplers import standings
+from node.coordinator.work.samplers.sampler_standing import Standing
+from node.coordinator.work.slots.slot import (
     FIRST_RETRY_S,
     HELD_OUT_PLACES,
     SAME_SAMPLER_S,
@@ -32,7 +34,7 @@ from node.coordinator.work.slots import (
     slot_and_attempt,
     version_and_place,
 )
-from node.coordinator.work.verifier_places import VerifierPlaces
+from node.coordinator.work.terms.run_terms import NO_EVALUATION, EvaluationSettings
 from node.evaluation import Evaluation, EvaluationStatus
 from node.failure import FailedLease, Failure
 from node.policy import PolicyVersion

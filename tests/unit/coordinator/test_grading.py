@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from node.coordinator.ledger.ledger_rows import LedgerEngine
-from node.coordinator.work import findings, upkeep
 from node.coordinator.work.balance import Balance
-from node.coordinator.work.check_queue import Held
-from node.coordinator.work.findings import GroupFinding
-from node.coordinator.work.reward_checks import HELD_S, MOST_TRIES, PUT_OFF_S, RewardChecks
-from node.coordinator.work.slots import SlotBalance, SlotState, slot_and_attempt
-from node.coordinator.work.verdicts import Submitted, judgement
-from node.coordinator.work.verifier_places import VerifierPlaces
+from node.coordinator.work.checks.check_queue import Held
+from node.coordinator.work.checks.reward_checks import HELD_S, MOST_TRIES, PUT_OFF_S, RewardChecks
+from node.coordinator.work.checks.verifier_places import VerifierPlaces
+from node.coordinator.work.decisions import findings, upkeep
+from node.coordinator.work.decisions.findings import GroupFinding
+from node.coordinator.work.decisions.verdicts import Submitted, judgement
+from node.coordinator.work.slots.slot import SlotBalance, SlotState, slot_and_attempt
 from node.failure import Failure
 from node.reward_finding import GroupGrades, RewardCheck, RewardFinding
 from node.rollout import EncodedGroup

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from node.coordinator.work.group_check import objection
+from node.coordinator.work.terms.group_check import objection
 from node.rollout import RolloutGroup
 from node.verdict import Verdict
 from support.coordinator import LEARNER, WORK, Desk, make_answer

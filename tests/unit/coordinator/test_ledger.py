@@ -15,12 +15,12 @@ from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.ledger.ledger_rows import LedgerEngine
 from node.coordinator.ledger.ledger_schema import PAGE_BYTES, SCHEMA_VERSION
 from node.coordinator.work.balance import Transaction
-from node.coordinator.work.model_check import Learner
-from node.coordinator.work.run_data import NO_DATA, DataSeen
-from node.coordinator.work.sampler_standing import Standing
-from node.coordinator.work.slot_generations import Generation
-from node.coordinator.work.slots import FIRST_RETRY_S, Attempt, Slot, SlotState
-from node.coordinator.work.tallies import Tally
+from node.coordinator.work.samplers.sampler_standing import Standing
+from node.coordinator.work.samplers.tallies import Tally
+from node.coordinator.work.slots.slot import FIRST_RETRY_S, Attempt, Slot, SlotState
+from node.coordinator.work.slots.slot_generations import Generation
+from node.coordinator.work.terms.model_check import Learner
+from node.coordinator.work.terms.run_data import NO_DATA, DataSeen
 from node.coordinator.work.version_log import Announced
 from node.errors import Reason, RefusedError, StartupError
 from node.fact import Gone

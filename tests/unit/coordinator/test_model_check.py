@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from node.coordinator.work import leasing, step_history
 from node.coordinator.work.balance import Balance
-from node.coordinator.work.leasing import LeaseRequest
-from node.coordinator.work.model_check import (
+from node.coordinator.work.decisions import leasing, step_history
+from node.coordinator.work.decisions.leasing import LeaseRequest
+from node.coordinator.work.terms.model_check import (
     StatedText,
     VerifierModel,
     check_base,

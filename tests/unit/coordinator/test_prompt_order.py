@@ -1,6 +1,6 @@
 import pytest
 
-from node.coordinator.work.prompt_order import prompt_of_slot
+from node.coordinator.work.slots.prompt_order import prompt_of_slot
 
 
 @pytest.mark.parametrize("prompts", [1, 2, 3, 5, 64, 1000])

@@ -4,14 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from node.coordinator.work import findings, trust
 from node.coordinator.work.balance import Balance
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.check_queue import Held
-from node.coordinator.work.findings import Checked, GroupFinding
-from node.coordinator.work.open_checks import OWED_GROUPS
-from node.coordinator.work.reward_checks import HELD_S, MOST_TRIES, RewardChecks
-from node.coordinator.work.sampler_standing import (
+from node.coordinator.work.checks.check_queue import Held
+from node.coordinator.work.checks.open_checks import OWED_GROUPS
+from node.coordinator.work.checks.reward_checks import HELD_S, MOST_TRIES, RewardChecks
+from node.coordinator.work.checks.verifier_places import VerifierPlaces
+from node.coordinator.work.decisions import findings, trust
+from node.coordinator.work.decisions.findings import Checked, GroupFinding
+from node.coordinator.work.decisions.trust import Quarantine
+from node.coordinator.work.samplers.sampler_standing import (
     FALSE_ALARM,
     LEAST_SHARE,
     PROVEN_CHECKS,
@@ -20,9 +22,14 @@ from node.coordinator.work.sampler_standing import (
     is_proof,
     stake_after,
 )
-from node.coordinator.work.slots import MAX_ATTEMPTS, Attempt, Slot, SlotBalance, SlotState, slot_and_attempt
-from node.coordinator.work.trust import Quarantine
-from node.coordinator.work.verifier_places import VerifierPlaces
+from node.coordinator.work.slots.slot import (
+    MAX_ATTEMPTS,
+    Attempt,
+    Slot,
+    SlotBalance,
+    SlotState,
+    slot_and_attempt,
+)
 from node.errors import Reason
 from node.reward_finding import RewardCheck, RewardFinding
 from node.verdict import Verdict

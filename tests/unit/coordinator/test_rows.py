@@ -8,7 +8,7 @@ from typing import BinaryIO
 import pytest
 
 from node.coordinator.data.rows import HeldOut, Rows
-from node.coordinator.work.run_data import NO_DATA, DataSeen
+from node.coordinator.work.terms.run_data import NO_DATA, DataSeen
 from node.errors import ConfigError, Reason
 from node.limits import ROW_BYTES
 from support.refusals import misconfigured, refused

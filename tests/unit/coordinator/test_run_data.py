@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from node.coordinator.work.run_data import NO_DATA, DataSeen, agreed_data
+from node.coordinator.work.terms.run_data import NO_DATA, DataSeen, agreed_data
 from node.errors import ConfigError
 
 SEEN = DataSeen(b"d" * 16, 100, 10, held_out_at=90)

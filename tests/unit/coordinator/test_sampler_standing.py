@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from node.coordinator.work import trust, verdicts
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.sampler_standing import NEWCOMER_LEASES, STRIKES_OUT, Standing
-from node.coordinator.work.slots import SlotState
-from node.coordinator.work.standings import AGE_FACTOR, Standings
-from node.coordinator.work.trust import Quarantine
+from node.coordinator.work.decisions import trust, verdicts
+from node.coordinator.work.decisions.trust import Quarantine
+from node.coordinator.work.samplers.sampler_standing import NEWCOMER_LEASES, STRIKES_OUT, Standing
+from node.coordinator.work.samplers.standings import AGE_FACTOR, Standings
+from node.coordinator.work.slots.slot import SlotState
 from node.failure import Failure
 from node.limits import PROBE_S
 from node.verdict import GroupVerdict, Verdict

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from node.coordinator.work import slot_grants
-from node.coordinator.work.bad_prompts import Aside
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.leasing import Released, ReturnedLeases, release
-from node.coordinator.work.slot_table import Claim
-from node.coordinator.work.slots import (
+from node.coordinator.work.decisions.leasing import Released, ReturnedLeases, release
+from node.coordinator.work.slots.bad_prompts import Aside
+from node.coordinator.work.slots.slot import (
     FIRST_RETRY_S,
     MAX_ATTEMPTS,
     WAIT_FOR_OTHERS_S,
     SlotState,
     parse_group_id,
+    slot_grants,
 )
+from node.coordinator.work.slots.slot_table import Claim
 from node.failure import FAULTS, FailedLease, Failure
 from node.verdict import Verdict
 from support.coordinator import BOUNDS, NOW_S, RETRY_S, TTL_S, Desk, make_accounts, make_answer

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from node.coordinator.work import leasing, step_history, verdicts
 from node.coordinator.work.balance import Balance
 from node.coordinator.work.capacity import capacities
-from node.coordinator.work.leasing import LeaseRequest
-from node.coordinator.work.slot_generations import Generation
-from node.coordinator.work.slots import Attempt, Slot, SlotBalance, SlotState
-from node.coordinator.work.step_history import Hello
+from node.coordinator.work.decisions import leasing, step_history, verdicts
+from node.coordinator.work.decisions.leasing import LeaseRequest
+from node.coordinator.work.decisions.step_history import Hello
+from node.coordinator.work.slots.slot import Attempt, Slot, SlotBalance, SlotState
+from node.coordinator.work.slots.slot_generations import Generation
 from node.errors import Reason, RefusedError
 from node.policy import PolicyVersion
 from node.rollout import LeaseGrant

@@ -2,8 +2,8 @@
 
 import pytest
 
-from node.coordinator.work.model_check import check_prompts
-from node.coordinator.work.run_terms import UNSAID, RunGrader, run_grader
+from node.coordinator.work.terms.model_check import check_prompts
+from node.coordinator.work.terms.run_terms import UNSAID, RunGrader, run_grader
 from node.errors import Reason, RefusedError
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from node.coordinator.work.verifier_places import LEAST_PATIENCE_S, STUCK_S, VerifierPlaces
+from node.coordinator.work.checks.verifier_places import LEAST_PATIENCE_S, STUCK_S, VerifierPlaces
 
 NOW_S = 1_800_000_000.0
 QUICK_S = 0.01

@@ -13,7 +13,7 @@ import pytest
 from node.commands.cli import main
 from node.coordinator.ledger.fact_rows import row_of
 from node.coordinator.ledger.ledger_file import FILE_NAME, Ledger
-from node.coordinator.work.tallies import Tally
+from node.coordinator.work.samplers.tallies import Tally
 from node.evaluation import Evaluation
 from node.exit_code import ExitCode
 from node.page.samples_file import FILE_NAME as SAMPLES

@@ -20,7 +20,7 @@ from node.coordinator.config import CoordinatorConfig
 from node.coordinator.data.row_sources import open_rows
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work.balance import Transaction
-from node.coordinator.work.slots import Slot, SlotState
+from node.coordinator.work.slots.slot import Slot, SlotState
 from node.enrolment.init_run import init_run
 from node.enrolment.tokens import issue_token
 from node.errors import ConfigError

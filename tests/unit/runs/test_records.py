@@ -7,8 +7,8 @@ from deploy.runs.records import Step, StepTail, Trained, read_ledger
 from learner.step_log import StepLine, StepLog, TrainedGroup
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work.balance import Transaction
-from node.coordinator.work.slots import Attempt, Slot, SlotState
-from node.coordinator.work.tallies import Tally
+from node.coordinator.work.samplers.tallies import Tally
+from node.coordinator.work.slots.slot import Attempt, Slot, SlotState
 from node.run import StepRecord
 from node.verdict import Verdict
 from support.step_lines import make_step_line

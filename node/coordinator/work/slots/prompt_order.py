@@ -4,8 +4,8 @@ import hashlib
 from dataclasses import dataclass
 from typing import Final
 
-from node.coordinator.work.run_data import DataSeen
-from node.coordinator.work.slots import Slot, SlotState
+from node.coordinator.work.slots.slot import Slot, SlotState
+from node.coordinator.work.terms.run_data import DataSeen
 
 _ROUNDS: Final = 4
 """Luby-Rackoff: four Feistel rounds of a good function are a strong permutation."""

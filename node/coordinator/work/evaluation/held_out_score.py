@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from node.coordinator.work.slots import HeldOutAnswer, Slot, SlotState, version_and_place
+from node.coordinator.work.slots.slot import HeldOutAnswer, Slot, SlotState, version_and_place
 from node.evaluation import REWARD, Evaluation
 from node.rollout import RolloutGroup, mean_metrics
 

@@ -4,11 +4,11 @@ from collections import Counter
 from dataclasses import dataclass
 
 from node.coordinator.work.accounts import Accounts
-from node.coordinator.work.bad_prompts import Report
 from node.coordinator.work.balance import Transaction
-from node.coordinator.work.decision import Decision
-from node.coordinator.work.group_check import NotedOptions
-from node.coordinator.work.slots import SlotKind, SlotState
+from node.coordinator.work.decisions.decision import Decision
+from node.coordinator.work.slots.bad_prompts import Report
+from node.coordinator.work.slots.slot import SlotKind, SlotState
+from node.coordinator.work.terms.group_check import NotedOptions
 from node.coordinator.work.version_log import Announced
 from node.failure import Failure
 from node.policy import PolicyVersion

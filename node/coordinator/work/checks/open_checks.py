@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from node.coordinator.work.check_queue import CheckQueue, Held
-from node.coordinator.work.slots import Slot, group_id
+from node.coordinator.work.checks.check_queue import CheckQueue, Held
+from node.coordinator.work.slots.slot import Slot, group_id
 
 OWED_GROUPS: Final = 1024
 """Most groups to be checked afterwards: two minutes of a verifier that takes .1 s for each."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from node.coordinator.work.sampler_standing import NEWCOMER_LEASES, Standing, newcomers_leases
+from node.coordinator.work.samplers.sampler_standing import NEWCOMER_LEASES, Standing, newcomers_leases
 from node.limits import LEASES_PER_PEER
 from node.run import SamplerStanding
 from node.wording import counted

@@ -10,12 +10,9 @@ from typing import Final
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.capacity import is_full
-from node.coordinator.work.decision import NOTHING, Decision
-from node.coordinator.work.group_check import objection
-from node.coordinator.work.held_out_score import answer_of
-from node.coordinator.work.model_check import Learner
-from node.coordinator.work.slot_table import Claim
-from node.coordinator.work.slots import (
+from node.coordinator.work.decisions.decision import NOTHING, Decision
+from node.coordinator.work.evaluation.held_out_score import answer_of
+from node.coordinator.work.slots.slot import (
     HeldOutAnswer,
     SlotKind,
     SlotState,
@@ -25,6 +22,9 @@ from node.coordinator.work.slots import (
     parse_held_out_id,
     version_and_place,
 )
+from node.coordinator.work.slots.slot_table import Claim
+from node.coordinator.work.terms.group_check import objection
+from node.coordinator.work.terms.model_check import Learner
 from node.errors import Reason, RefusedError
 from node.fact import Fact
 from node.rollout import EncodedGroup, GroupHeader, RolloutGroup, other_options

@@ -19,9 +19,9 @@ from typing import Final
 
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Transaction
-from node.coordinator.work.decision import Decision
-from node.coordinator.work.model_check import Learner, check_base, check_layout
-from node.coordinator.work.slots import group_id, slot_and_attempt
+from node.coordinator.work.decisions.decision import Decision
+from node.coordinator.work.slots.slot import group_id, slot_and_attempt
+from node.coordinator.work.terms.model_check import Learner, check_base, check_layout
 from node.errors import Reason, RefusedError
 from node.fact import Fact, Gone
 from node.policy import BaseModel

@@ -11,12 +11,12 @@ leased --submit--> ungraded --grades--> spooled, as if its sampler had graded it
 from dataclasses import dataclass, replace
 
 from node.coordinator.work.accounts import Accounts
-from node.coordinator.work.bad_prompts import Report
 from node.coordinator.work.balance import Transaction
-from node.coordinator.work.check_queue import Held
-from node.coordinator.work.decision import Decision
-from node.coordinator.work.slots import SlotKind, group_id, kind_of, slot_and_attempt
-from node.coordinator.work.trust import revocation
+from node.coordinator.work.checks.check_queue import Held
+from node.coordinator.work.decisions.decision import Decision
+from node.coordinator.work.decisions.trust import revocation
+from node.coordinator.work.slots.bad_prompts import Report
+from node.coordinator.work.slots.slot import SlotKind, group_id, kind_of, slot_and_attempt
 from node.failure import Failure
 from node.reward_finding import RewardCheck, RewardFinding
 from node.rollout import EncodedGroup

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from node.coordinator.work.model_check import Learner, check_model
-from node.coordinator.work.run_terms import Work
-from node.coordinator.work.slots import Slot
+from node.coordinator.work.slots.slot import Slot
+from node.coordinator.work.terms.model_check import Learner, check_model
+from node.coordinator.work.terms.run_terms import Work
 from node.coordinator.work.version_log import VERSIONS_REMEMBERED
 from node.errors import Reason, RefusedError
 from node.fact import Fact

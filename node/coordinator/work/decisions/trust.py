@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Transaction
-from node.coordinator.work.decision import Decision
+from node.coordinator.work.decisions.decision import Decision
 
 
 @dataclass(frozen=True, slots=True)

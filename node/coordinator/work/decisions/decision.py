@@ -15,7 +15,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Transaction
-from node.coordinator.work.slots import CONSUMED
+from node.coordinator.work.slots.slot import CONSUMED
 
 Answer = TypeVar("Answer")
 Answer_co = TypeVar("Answer_co", covariant=True)

@@ -15,7 +15,7 @@ import heapq
 from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
-from node.coordinator.work.slots import DELIVERABLE, UNTRAINED, Slot, SlotKind, SlotState, group_id
+from node.coordinator.work.slots.slot import DELIVERABLE, UNTRAINED, Slot, SlotKind, SlotState, group_id
 
 _SPARE: Final = 64
 """Removed entries that a heap may keep besides as many as it has members; then it is made anew."""

@@ -10,14 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from node.coordinator.work.bad_prompts import Aside
-from node.coordinator.work.open_slots import OpenSlots
-from node.coordinator.work.prompt_order import PromptOrder
-from node.coordinator.work.run_data import NO_DATA, DataSeen
-from node.coordinator.work.slot_generations import Generation, LostSlots
-from node.coordinator.work.slot_grants import fresh_slots, up_again
-from node.coordinator.work.slot_times import SlotTimes
-from node.coordinator.work.slots import (
+from node.coordinator.work.slots.bad_prompts import Aside
+from node.coordinator.work.slots.open_slots import OpenSlots
+from node.coordinator.work.slots.prompt_order import PromptOrder
+from node.coordinator.work.slots.slot import (
     HELD_OUT_FROM,
     NO_SLOTS,
     SETTLED,
@@ -32,6 +28,10 @@ from node.coordinator.work.slots import (
     reopened,
     slot_and_attempt,
 )
+from node.coordinator.work.slots.slot_generations import Generation, LostSlots
+from node.coordinator.work.slots.slot_grants import fresh_slots, up_again
+from node.coordinator.work.slots.slot_times import SlotTimes
+from node.coordinator.work.terms.run_data import NO_DATA, DataSeen
 from node.failure import FAULTS, Failure
 from node.verdict import Verdict
 

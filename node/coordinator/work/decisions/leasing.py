@@ -4,14 +4,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from node.coordinator.work.accounts import Accounts
-from node.coordinator.work.bad_prompts import Aside, Report
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.capacity import Capacity, capacity
-from node.coordinator.work.decision import Decision
-from node.coordinator.work.model_check import check_base
-from node.coordinator.work.run_terms import Work
-from node.coordinator.work.slots import Slot, SlotKind, SlotState, group_id, version_and_place
-from node.coordinator.work.standings import Share
+from node.coordinator.work.decisions.decision import Decision
+from node.coordinator.work.samplers.standings import Share
+from node.coordinator.work.slots.bad_prompts import Aside, Report
+from node.coordinator.work.slots.slot import Slot, SlotKind, SlotState, group_id, version_and_place
+from node.coordinator.work.terms.model_check import check_base
+from node.coordinator.work.terms.run_terms import Work
 from node.failure import FailedLease, Failure
 from node.policy import BaseModel, PolicyVersion
 from node.rollout import LeaseGrant, LeasePurpose, PromptLease

@@ -35,11 +35,11 @@ from collections.abc import Container, Iterable
 from dataclasses import replace
 from typing import Final
 
-from node.coordinator.work.check_queue import Held
-from node.coordinator.work.check_tally import CheckTally
-from node.coordinator.work.open_checks import OpenCheck, OpenChecks, Why
-from node.coordinator.work.slots import Slot
-from node.coordinator.work.verifier_places import GRADING_LIMIT_S, LATE_FACTOR, VerifierPlaces
+from node.coordinator.work.checks.check_queue import Held
+from node.coordinator.work.checks.check_tally import CheckTally
+from node.coordinator.work.checks.open_checks import OpenCheck, OpenChecks, Why
+from node.coordinator.work.checks.verifier_places import GRADING_LIMIT_S, LATE_FACTOR, VerifierPlaces
+from node.coordinator.work.slots.slot import Slot
 
 HELD_S: Final = LATE_FACTOR * GRADING_LIMIT_S
 """Longest for what a finding means to come to disk; then the group is asked for again."""

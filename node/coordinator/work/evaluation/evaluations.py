@@ -21,10 +21,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from node.coordinator.work.held_out_score import progress, scored
-from node.coordinator.work.run_terms import EvaluationSettings, Work
-from node.coordinator.work.slot_table import SlotTable
-from node.coordinator.work.slots import (
+from node.coordinator.work.evaluation.held_out_score import progress, scored
+from node.coordinator.work.slots.slot import (
     SETTLED,
     Slot,
     SlotKind,
@@ -34,6 +32,8 @@ from node.coordinator.work.slots import (
     reopened,
     version_and_place,
 )
+from node.coordinator.work.slots.slot_table import SlotTable
+from node.coordinator.work.terms.run_terms import EvaluationSettings, Work
 from node.evaluation import Evaluation, EvaluationStatus, evaluation_status
 from node.failure import Failure
 

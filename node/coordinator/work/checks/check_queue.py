@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
-from node.coordinator.work.slots import Slot, group_id
+from node.coordinator.work.slots.slot import Slot, group_id
 
 
 @dataclass(frozen=True, slots=True)

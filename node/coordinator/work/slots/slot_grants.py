@@ -6,11 +6,11 @@ from dataclasses import replace
 from itertools import islice
 from typing import Final
 
-from node.coordinator.work.bad_prompts import Aside
-from node.coordinator.work.open_slots import OpenSlots
-from node.coordinator.work.prompt_order import PromptOrder
-from node.coordinator.work.slot_times import SlotTimes
-from node.coordinator.work.slots import Slot, SlotState
+from node.coordinator.work.slots.bad_prompts import Aside
+from node.coordinator.work.slots.open_slots import OpenSlots
+from node.coordinator.work.slots.prompt_order import PromptOrder
+from node.coordinator.work.slots.slot import Slot, SlotState
+from node.coordinator.work.slots.slot_times import SlotTimes
 
 SUSPECTS_PER_GRANT: Final = 4
 """One lease in so many of a grant, or one, may be on a slot that had a fault: they must not fill it."""

@@ -5,7 +5,7 @@ After a restart every lease gets a full term, because nobody could renew it mean
 
 from collections.abc import Collection, Mapping
 
-from node.coordinator.work.slots import (
+from node.coordinator.work.slots.slot import (
     FIRST_RETRY_S,
     SAME_SAMPLER_S,
     SETTLED,

@@ -1,0 +1,1 @@
+"""Checks: groups whose rewards are worked out again, and who does it."""

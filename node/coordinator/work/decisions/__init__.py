@@ -1,0 +1,1 @@
+"""Decisions: what a request comes to, and what must be on disk before anybody is told."""

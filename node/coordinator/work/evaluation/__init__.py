@@ -1,0 +1,1 @@
+"""Evaluation: versions that are asked held-out prompts, and their scores."""

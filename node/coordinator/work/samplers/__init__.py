@@ -1,0 +1,1 @@
+"""Samplers: what each has delivered, and how much it may hold."""

@@ -1,0 +1,1 @@
+"""Slots: who may sample which prompt, and what became of each."""
