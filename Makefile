@@ -86,7 +86,7 @@ test-vllm: .venv-vllm/.installed ## What every engine must do, on vLLM's CPU bui
 kills: $(BIN)/.demo ## Kill sampler, relay and learner of a real run at their worst moments (KILLS=n, SEED=n)
 	$(BIN)/python -m bench.kills --kills $(or $(KILLS),100) --seed $(or $(SEED),0)
 
-mutants: needs-test $(BIN)/.test ## Plant faults in what decides (mutmut) and list those that no test catches (ONLY='node.rpc.places*'; all of them: hours)
+mutants: needs-test $(BIN)/.test ## Plant faults in what decides (mutmut) and list those that no test catches (ONLY='node.rpc.strangers.places*'; all of them: hours)
 	$(COMPILED)
 	$(PIP) 'mutmut>=3.8,<4'
 	$(BIN)/mutmut run $(if $(ONLY),'$(ONLY)')

@@ -31,7 +31,7 @@ from bench.attack_lab.stage import Stage
 from deploy.runs.processes import ChildError, children_below
 from deploy.runs.records import StepTail
 from deploy.runs.run_directory import COORDINATOR
-from node.commands.status_command import fetch_status
+from node.commands.status.status_command import fetch_status
 from node.errors import RefusedError
 from node.rpc.channel import ConnectionLost
 

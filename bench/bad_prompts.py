@@ -22,7 +22,7 @@ from bench.attack_lab.stage import SAMPLERS, Stage
 from deploy.runs.processes import ChildError, children_below
 from deploy.runs.records import StepTail
 from deploy.runs.run_directory import LEARNER, Section
-from node.commands.status_command import fetch_status
+from node.commands.status.status_command import fetch_status
 
 PROMISED: Final = 0.9
 

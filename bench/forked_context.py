@@ -10,7 +10,7 @@ from typing import Final
 
 _IMPORTED: Final = (
     "learner.ranks.launching",
-    "learner.training.sliced_loading",
+    "learner.model.sliced_loading",
     "transformers.models.qwen3.modeling_qwen3",
 )
 """None of it calls torch: no thread of torch's is missing in a fork."""

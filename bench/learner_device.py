@@ -31,9 +31,9 @@ from transformers import AutoModelForCausalLM
 from bench.learner_steps import CLIP_NORM, LEARNING_RATE, gathered_logprob, make_optimizer, padded_ids
 from bench.random_model import SIZES, config_of, made_model
 from learner.config import LearnerConfig
+from learner.model.model import load_policy
+from learner.step.train_step import train_step
 from learner.step_settings import StepSettings
-from learner.training.model import load_policy
-from learner.training.train_step import train_step
 from node.rollout import Completion, Finish, RolloutGroup
 from node.sampling_parameters import SamplingParameters
 

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from learner.config import LearnerConfig
+from learner.journal.checkpoint import CheckpointCopy
 from learner.journal.records import Origin
 from learner.journal.restart import Due
+from learner.model.model import load_policy
+from learner.model.work_shares import ONE_RANK, Ranks
 from learner.ranks.launching import Fleet
-from learner.training.checkpoint import CheckpointCopy
-from learner.training.model import load_policy
 from learner.training.training_state import TrainingState
-from learner.training.work_shares import ONE_RANK, Ranks
 from node.clock import SystemClock
 from node.evaluation import EvaluationNotice
 from node.rollout import RolloutGroup

@@ -17,7 +17,7 @@ import torch
 from bench.forked_context import forked_context
 from bench.learner_steps import Shape, make_groups, step_makers
 from bench.measure import peak
-from learner.training.token_logprob import CHUNK_LOGITS, token_logprob
+from learner.model.token_logprob import CHUNK_LOGITS, token_logprob
 
 LOGPROBS: Final = ("in chunks", "all at once")
 LOGPROB_TOKENS: Final = 4096

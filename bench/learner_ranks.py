@@ -49,13 +49,13 @@ from bench.learner_steps import (
 )
 from bench.measure import resident_bytes, restart_peak
 from learner.config import LearnerConfig
+from learner.model.model import load_policy
 from learner.ranks.rank_group import RankGroup
 from learner.sizing.mesh_sizes import MeshSizes
 from learner.sizing.model_shape import ModelShape
 from learner.sizing.rank_costs import RankLayout, rank_memory
+from learner.step.train_step import train_step
 from learner.step_settings import StepSettings
-from learner.training.model import load_policy
-from learner.training.train_step import train_step
 from node.rollout import RolloutGroup
 
 RESULTS: Final = Path(__file__).parent / "results"

@@ -22,9 +22,9 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from learner.config import LearnerConfig
+from learner.model.model import Policy
+from learner.step.train_step import train_step
 from learner.step_settings import StepSettings
-from learner.training.model import Policy
-from learner.training.train_step import train_step
 from node.rollout import Completion, Finish, RolloutGroup
 from node.sampling_parameters import SamplingParameters
 

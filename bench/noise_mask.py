@@ -33,9 +33,9 @@ from scipy import stats  # type: ignore[import-untyped]
 from bench.forked_context import forked_context
 from bench.measure import CORES
 from learner.config import LearnerConfig
+from learner.model.model import Policy, load_policy
+from learner.step.train_step import train_step
 from learner.step_settings import StepSettings
-from learner.training.model import Policy, load_policy
-from learner.training.train_step import train_step
 from node.kinds.noise_mask.classifier import IMAGES_AT_ONCE, error, fine_tune
 from node.kinds.noise_mask.engine import NoiseMaskEngine
 from node.kinds.noise_mask.network import NoiseMaskClassifier, NoiseMaskConfig, make_directory, read_prompts
@@ -43,7 +43,7 @@ from node.rollout import RolloutGroup
 from node.sampling_parameters import SamplingParameters
 from sampler.config import SamplerConfig
 from sampler.engines.engine import GenerationRequest
-from sampler.engines.model_words import ArrayWords, copy_words
+from sampler.engines.words.model_words import ArrayWords, copy_words
 
 RESULTS: Final = Path(__file__).parent / "results" / "noise_mask.jsonl"
 OBJECTIVES: Final = {"as released": "node.kinds.noise_mask.as_released:as_released", "split": "rloo"}

@@ -27,7 +27,7 @@ from learner.intake.group_verdict import LEAST_LOGPROB
 from learner.objective.batch import ObjectiveBatch
 from learner.objective.menu import MENU
 from learner.objective.registry import load_objective
-from learner.training.step_loss import StepLoss
+from learner.step.step_loss import StepLoss
 
 COMPLETIONS: Final = 64
 GROUP_SIZE: Final = 8

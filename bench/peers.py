@@ -45,7 +45,7 @@ from typing import Any, Final
 import psutil
 
 from node import descriptors
-from node.commands.status_command import fetch_status
+from node.commands.status.status_command import fetch_status
 from node.config.settings import RUN_FILE
 from node.enrolment.authority import LEAF_LIFETIME_S, Authority
 from node.enrolment.init_run import AUTHORITY_DIRECTORY, IDENTITY_DIRECTORY, init_run, issue_identity

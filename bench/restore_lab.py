@@ -25,7 +25,7 @@ from bench.kill_lab.stage import Stage
 from deploy.runs.processes import Children
 from deploy.runs.records import StepTail
 from deploy.runs.run_directory import COORDINATOR, LEARNER
-from node.commands.status_command import fetch_status
+from node.commands.status.status_command import fetch_status
 from node.coordinator.ledger.ledger_check import examine
 from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.errors import RefusedError

@@ -51,7 +51,7 @@ import torch
 from bench.measure import CORES
 from bench.random_model import SIZES, made_model
 from bench.sampler_contestants import BareVllm, Contestant, Load, Ours, Round, Transformers
-from learner.training.model import load_policy
+from learner.model.model import load_policy
 from sampler.engines.engine import GenerationRequest
 
 PROCESSES: Final = {

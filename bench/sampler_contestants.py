@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM
 from node.sampling_parameters import SamplingParameters
 from sampler.config import SamplerConfig
 from sampler.engines.engine import GenerationRequest
-from sampler.engines.model_words import ArrayWords, copy_words
 from sampler.engines.own_process.process_engine import ProcessEngine
+from sampler.engines.words.model_words import ArrayWords, copy_words
 from sampler.sampler_role import load_configured_engine
 
 T = TypeVar("T")

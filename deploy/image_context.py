@@ -102,7 +102,7 @@ for package in ("node", "learner", "sampler", "heterorl.v1"):
     found = importlib.util.find_spec(package).submodule_search_locations
     assert found[0].startswith(sys.argv[1]), f"it lacks the package {package}"
 import node
-from node.commands.systemd_unit import UNIT, unit_files
+from node.commands.joining.systemd_unit import UNIT, unit_files
 for module in pkgutil.walk_packages(node.__path__, "node."):
     is_of_a_kind = module.name.startswith("node.kinds.") and module.name.count(".") > 2
     if module.name != "node.__main__" and not is_of_a_kind:

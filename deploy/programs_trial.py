@@ -21,8 +21,8 @@ from typing import Final
 from node.built_in_tasks import BUILT_IN
 from node.errors import StartupError
 from sampler.graders.code.sandbox import find_sandbox
-from sampler.tasks.grader_pool import GraderPool, Prompt
-from sampler.tasks.grader_process import Grader
+from sampler.tasks.processes.grader_pool import GraderPool, Prompt
+from sampler.tasks.processes.grader_process import Grader
 from sampler.tasks.task import CompletionText, TaskSetup
 
 ROOT: Final = Path(__file__).parents[1]

@@ -21,16 +21,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from learner.journal.checkpoint import CheckpointGoneError, opened_masters
 from learner.journal.checkpoint_index import CHECKPOINTS, progress_in
 from learner.journal.progress import BestVersion
+from learner.masters.file_words import FileWords
+from learner.masters.master_words import MasterWords, root_of
+from learner.model.model import Policy, load_policy, model_errors_explained
+from learner.model.sliced_loading import EmptyModel
 from learner.publishing.available_versions import available_versions, check_available, listed
 from learner.publishing.kept_versions import opened_published
 from learner.publishing.model_copy import ModelCopy
-from learner.training.checkpoint import CheckpointGoneError, opened_masters
-from learner.training.file_words import FileWords
-from learner.training.master_words import MasterWords, root_of
-from learner.training.model import Policy, load_policy, model_errors_explained
-from learner.training.sliced_loading import EmptyModel
 from node.errors import RefusedError, StartupError
 from node.weights.assembly.encode import FrameWords
 from node.weights.assembly.public_base import TakeWords

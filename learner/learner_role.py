@@ -25,7 +25,10 @@ from grpc.aio import Channel
 from learner.config import LearnerConfig
 from learner.intake.batch_buffer import BatchBuffer
 from learner.journal.records import Origin
+from learner.masters.master_words import PolicyWords
 from learner.metrics import Instruments, LearnerMetrics
+from learner.model.model import Policy
+from learner.model.work_shares import ONE_RANK, Ranks
 from learner.operator_orders import check_no_older_orders, recent_changes
 from learner.publishing.earlier_versions import EarlierVersions
 from learner.publishing.further_artifacts import FurtherArtifacts
@@ -37,15 +40,12 @@ from learner.publishing.version_scorer import VersionScorer
 from learner.records.sample_writer import SampleWriter, load_tokenizer
 from learner.records.trackers import TensorBoardWriter, WandbWriter
 from learner.records.writer_thread import StepWriter, WriterThread
+from learner.step.trainer import load_models
 from learner.step_log import StepLine, StepLog
 from learner.training.evidence import Evidence
-from learner.training.master_words import PolicyWords
-from learner.training.model import Policy
 from learner.training.order_taker import OrderTaker
-from learner.training.trainer import load_models
 from learner.training.training_loop import TrainingLoop
 from learner.training.training_state import TrainingState
-from learner.training.work_shares import ONE_RANK, Ranks
 from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient, Uplink
 from node.clients.rollout_drain import RolloutDrain

@@ -19,7 +19,7 @@ from node.grading.registry import built_in, grader_class, installed
 from node.tokenizer import chat_template
 from sampler.engines.engine_options import check_options
 from sampler.engines.engine_registry import AUTO, check_name, chosen_engine
-from sampler.tasks.grader_process import START_TIMEOUT_S, environment
+from sampler.tasks.processes.grader_process import START_TIMEOUT_S, environment
 
 _IMPORT: Final = "import pkgutil, sys; pkgutil.resolve_name(sys.argv[1])"
 
@@ -27,7 +27,7 @@ _RENDER: Final = """
 import sys
 from pathlib import Path
 from node.errors import RefusedError
-from sampler.engines.model_tokenizer import ModelTokenizer
+from sampler.engines.text.model_tokenizer import ModelTokenizer
 try:
     ModelTokenizer(Path(sys.argv[1])).encode([{"role": "user", "content": "1+1="}])
 except RefusedError as error:

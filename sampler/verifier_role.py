@@ -18,7 +18,7 @@ from node.run import Role
 from node.text_rules import TextRules
 from node.tokenizer import chat_template_digest
 from sampler.config import VerifierConfig
-from sampler.engines.model_tokenizer import tokenizer_of
+from sampler.engines.text.model_tokenizer import tokenizer_of
 from sampler.metrics import VerifierMetrics
 from sampler.process_tree import cpu_seconds
 from sampler.rollouts.verification import Verification

@@ -60,7 +60,7 @@ def eight_bit() -> Change:
 
 def draw_by(change: Change) -> None:
     """Make every torch engine of this process draw by other weights than its own."""
-    engines = importlib.import_module("sampler.engines.torch_engine")
+    engines = importlib.import_module("sampler.engines.torch.torch_engine")
     load, serve = engines.LiveModel.load, engines.TorchEngine.serve
     models: list[tuple[torch.nn.Module, torch.nn.Module]] = []
 

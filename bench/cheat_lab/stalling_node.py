@@ -24,8 +24,8 @@ PLUS_PART: Final = 0.8
 
 def stall(plus: int, *, part: float) -> None:
     """Make every torch engine and grader pool of this process stall verifiers."""
-    engines: Any = importlib.import_module("sampler.engines.torch_engine")
-    pools: Any = importlib.import_module("sampler.tasks.grader_pool")
+    engines: Any = importlib.import_module("sampler.engines.torch.torch_engine")
+    pools: Any = importlib.import_module("sampler.tasks.processes.grader_pool")
     honest, task, drawing = engines.by_noise, AdditionTask(), random.Random(os.getpid())
 
     def by_noise(logprob: Any, generator: Any) -> Any:

@@ -21,7 +21,7 @@ from bench.kill_lab.witness import Witness, lost_groups
 from deploy.runs.promises import promises_of_any_run
 from deploy.runs.records import StepTail, read_ledger
 from deploy.runs.run_directory import COORDINATOR, LEARNER, role_of
-from node.commands.status_command import fetch_status
+from node.commands.status.status_command import fetch_status
 from node.errors import RefusedError
 from node.rpc.channel import ConnectionLost
 

@@ -17,7 +17,7 @@ from node.sampling_parameters import SamplingParameters
 from sampler.config import SamplerConfig
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.engine_registry import load_engine
-from sampler.engines.model_words import ArrayWords, copy_words
+from sampler.engines.words.model_words import ArrayWords, copy_words
 from sampler.tasks.task import CompletionText
 
 Row = Mapping[str, Any]

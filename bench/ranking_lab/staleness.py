@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from bench.ranking_lab.ranker import Ranker, read_rows
 from learner.config import LearnerConfig
 from learner.journal.progress import Progress
-from learner.training.model import Policy, load_policy
-from learner.training.step_inputs import next_step
-from learner.training.trainer import Trainer
+from learner.model.model import Policy, load_policy
+from learner.step.step_inputs import next_step
+from learner.step.trainer import Trainer
 
 STALENESS: Final = (0, 64)
 VERSIONS: Final = 500

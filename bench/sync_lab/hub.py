@@ -24,8 +24,8 @@ from node.identity.identity_store import load_identity
 from node.identity.revocation import RevocationList
 from node.identity.run_description import RunDescription
 from node.process.memory import keep_freed_memory
-from node.rpc.live_rpcs import Admission
-from node.rpc.server import RpcServer
+from node.rpc.calls.live_rpcs import Admission
+from node.rpc.calls.server import RpcServer
 from node.run import Role
 from node.serving.policy_servicer import PolicyServicer
 from node.telemetry.logging import configure_logging

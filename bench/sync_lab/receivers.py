@@ -47,7 +47,7 @@ from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.sources import Sources, dial_source
 from node.wire.mapping import to_wire
 from sampler.engines.engine_thread import Change
-from sampler.engines.model_words import ArrayWords, ModelWords
+from sampler.engines.words.model_words import ArrayWords, ModelWords
 from sampler.metrics import SamplerMetrics
 from sampler.served_policy import ServedPolicy
 from sampler.versions.delta_log import LoggedArtifact
@@ -67,7 +67,7 @@ class TimedDisk(SavedPolicy):
 
 
 class LiveArray:
-    """The live words of a sampler that computes nothing. See ``sampler.engines.model_words.LiveWords``."""
+    """Live words of a sampler that computes nothing. See ``sampler.engines.words.model_words.LiveWords``."""
 
     def __init__(self, words: Words) -> None:
         self._live: ModelWords = ArrayWords(words)

@@ -11,7 +11,7 @@ from typing import Final
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.runs.records import Step, StepTail
-from node.commands.status_command import fetch_status
+from node.commands.status.status_command import fetch_status
 from node.errors import RefusedError
 from node.identity.identity_store import Identity
 from node.rpc.channel import ConnectionLost

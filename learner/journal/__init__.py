@@ -1,1 +1,1 @@
-"""The step journal: what a restart needs to know of the steps since the newest checkpoint."""
+"""What a restart begins from: a checkpoint, and the steps since then."""

@@ -1,7 +1,7 @@
 """The index of a checkpoint: its version, progress and place in the journal. Needs no torch.
 
 The index.json of a checkpoint has a digest of each of its files, and of itself. The files themselves are the
-business of ``learner.training.checkpoint``.
+business of ``learner.journal.checkpoint``.
 """
 
 import json

@@ -18,11 +18,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from learner.journal.checkpoint import opened_masters
 from learner.journal.checkpoint_index import CHECKPOINTS
+from learner.masters.file_words import FileWords
 from learner.operator_orders import VersionGoneError
 from learner.publishing.kept_versions import PublishedWords, opened_published, published_versions
-from learner.training.checkpoint import opened_masters
-from learner.training.file_words import FileWords
 from node.errors import RefusedError, StartupError
 from node.weights.assembly.encode import FrameWords
 from node.weights.assembly.public_base import PublicBase

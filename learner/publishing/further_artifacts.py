@@ -4,14 +4,14 @@
     catch-up delta    over many versions, while no newer version waits; see ``planning.skip_deltas``
 
 The newest version always comes first, and a version that training has left behind is never published:
-``learner.training.master_access`` sees to that.
+``learner.masters.master_access`` sees to that.
 """
 
 import logging
 from collections.abc import Callable
 
+from learner.masters.version_coder import VersionCoder
 from learner.publishing.signer import Signer
-from learner.training.version_coder import VersionCoder
 from node.errors import RefusedError
 from node.policy import ArtifactKey, PolicyVersion
 from node.weights.assembly.merge import join_merged

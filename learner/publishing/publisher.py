@@ -7,7 +7,7 @@
 
 The pass goes frame by frame: round to words, compare, code, hash, write the payload. Training goes on
 meanwhile until it would write the masters. Where words are, and how much memory they take, is the coder's
-business: see ``learner.training.version_coder``.
+business: see ``learner.masters.version_coder``.
 
 A version that a full disk refused is tried again until there is room or a newer version: without it, samplers
 may have nothing fresh enough to train on.
@@ -28,11 +28,11 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Final
 
+from learner.masters.master_access import MasterAccess
+from learner.masters.version_coder import VersionCoder
 from learner.metrics import Instruments
 from learner.publishing.further_artifacts import FurtherArtifacts
 from learner.publishing.starting_point import newest_published, take_up
-from learner.training.master_access import MasterAccess
-from learner.training.version_coder import VersionCoder
 from node.errors import Reason, RefusedError
 from node.policy import NO_BASE, ArtifactKey, PolicyVersion
 from node.run import RunSettings

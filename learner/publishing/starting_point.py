@@ -3,7 +3,7 @@
 import logging
 from typing import Final
 
-from learner.training.version_coder import VersionCoder
+from learner.masters.version_coder import VersionCoder
 from node.errors import RefusedError, StartupError
 from node.policy import PolicyVersion
 from node.weights.assembly.stored import StoredVersions

@@ -21,11 +21,11 @@ from torch import Tensor
 from torch.func import functional_call
 
 from learner.intake.named_versions import LEAST_NATS, Scored, fits_better
+from learner.model.micro_batches import collate, micro_batches, objective_batch
+from learner.model.model import Policy
 from learner.objective.divergence import kl_behaviour_learner
 from learner.operator_orders import VersionGoneError
-from learner.training.micro_batches import collate, micro_batches, objective_batch
-from learner.training.model import Policy
-from learner.training.step_inputs import versions_of_tokens
+from learner.step.step_inputs import versions_of_tokens
 from node.rollout import RolloutGroup
 
 logger = logging.getLogger(__name__)

@@ -16,16 +16,16 @@ from pathlib import Path
 import torch
 
 from learner.config import LearnerConfig
+from learner.journal.checkpoint import ShardCopy
+from learner.masters.tensor_files import save_tensors
+from learner.model.work_shares import Instruction
 from learner.ranks.errors import MEMORY_FIX, OUT_OF_MEMORY, RankLostError, is_out_of_memory
 from learner.ranks.fates import neighbours
 from learner.ranks.instruction_stream import InstructionStream
 from learner.ranks.meeting import coding_threads, config_of, join_ranks
 from learner.ranks.rank_group import RankGroup
-from learner.training.checkpoint import ShardCopy
-from learner.training.step_inputs import StepInputs
-from learner.training.tensor_files import save_tensors
-from learner.training.trainer import Trainer, load_models
-from learner.training.work_shares import Instruction
+from learner.step.step_inputs import StepInputs
+from learner.step.trainer import Trainer, load_models
 from node.errors import HeteroRLError
 from node.process.daemon import SIGNALS
 

@@ -23,13 +23,13 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from learner.config import LearnerConfig
+from learner.model.work_shares import Instruction
 from learner.ranks.environment import LIMIT_S, STORE_PORT
 from learner.ranks.errors import RankLostError
 from learner.ranks.fates import Child, Neighbour, neighbours
 from learner.ranks.instruction_stream import InstructionStream
 from learner.ranks.meeting import LOOPBACK, as_json, check_world_size, coding_threads, join_ranks
 from learner.ranks.rank_group import RankGroup
-from learner.training.work_shares import Instruction
 from node.errors import StartupError
 from node.process.abandoned_threads import abandon
 from node.process.daemon import SIGNALS

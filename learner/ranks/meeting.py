@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from learner.config import LearnerConfig
+from learner.model.work_shares import Instruction
 from learner.ranks.environment import LIMIT_S, STORE_PORT
 from learner.sizing.mesh_sizes import MeshSizes
-from learner.training.work_shares import Instruction
 from node.errors import StartupError
 
 LOOPBACK: Final = "127.0.0.1"

@@ -20,18 +20,25 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from learner.ranks.dealt_words import DealtWords
+from learner.model.micro_batches import even_micro_batches, micro_batches, share_out
+from learner.model.scorer import Scorer
+from learner.model.work_shares import Instruction
 from learner.ranks.errors import RankLostError
-from learner.ranks.frame_work import FrameWork
 from learner.ranks.instruction_stream import InstructionStream
-from learner.ranks.pipeline import MICRO_BATCHES_A_STAGE, Pipeline, TiedEmbedding
-from learner.ranks.sharded_words import ShardedWords
-from learner.ranks.sharding import check_slices, layer_plan, shard_fully, shrink, slice_layers, sliced_tokens
-from learner.ranks.stages import check_stages, has_tied_head, keep_stage
+from learner.ranks.shards.pipeline import MICRO_BATCHES_A_STAGE, Pipeline, TiedEmbedding
+from learner.ranks.shards.sharding import (
+    check_slices,
+    layer_plan,
+    shard_fully,
+    shrink,
+    slice_layers,
+    sliced_tokens,
+)
+from learner.ranks.shards.stages import check_stages, has_tied_head, keep_stage
+from learner.ranks.words.dealt_words import DealtWords
+from learner.ranks.words.frame_work import FrameWork
+from learner.ranks.words.sharded_words import ShardedWords
 from learner.sizing.mesh_sizes import DIMENSIONS, MeshSizes
-from learner.training.micro_batches import even_micro_batches, micro_batches, share_out
-from learner.training.scorer import Scorer
-from learner.training.work_shares import Instruction
 from node.weights.format.layout import Layout
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from learner.sizing.model_shape import ModelShape
 Rematerialise = Literal["none", "selective", "layers"]
 
 LOGITS_BYTES: Final = 4 << 25
-"""One chunk of logits; see ``learner.training.token_logprob``."""
+"""One chunk of logits; see ``learner.model.token_logprob``."""
 
 _ADAM_BYTES: Final = 28
 """Read and written by AdamW for each parameter."""

@@ -4,8 +4,8 @@ import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
 
+from learner.journal.checkpoint import CheckpointCopy
 from learner.metrics import Instruments
-from learner.training.checkpoint import CheckpointCopy
 from learner.training.training_state import TrainingState
 from node.waits import drop
 

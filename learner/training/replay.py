@@ -16,13 +16,13 @@ from learner.config import LearnerConfig
 from learner.journal.progress import Progress, StepEntry
 from learner.journal.restart import JournalRecord, RestartPlan
 from learner.journal.step_journal import groups_of
+from learner.masters.master_words import root_of
+from learner.model.model import Policy
+from learner.step.step_inputs import next_step
+from learner.step.step_loss import StepLoss
+from learner.step.trainer import Trainer
 from learner.step_settings import StepSettings
-from learner.training.master_words import root_of
-from learner.training.model import Policy
 from learner.training.random_state import RandomState
-from learner.training.step_inputs import next_step
-from learner.training.step_loss import StepLoss
-from learner.training.trainer import Trainer
 from node.errors import StartupError
 from node.policy import PolicyVersion
 from node.rollout import EncodedGroup

@@ -15,23 +15,23 @@ from pathlib import Path
 from learner.config import LearnerConfig
 from learner.intake.divergence_panel import Observed
 from learner.intake.trained_slots import TrainedSlots
+from learner.journal.checkpoint import CheckpointCopy, CheckpointStore
 from learner.journal.checkpoint_index import CHECKPOINTS
 from learner.journal.progress import BestVersion, Entry, NewsEntry, Progress, StepEntry
 from learner.journal.records import Origin
 from learner.journal.restart import CheckpointRules, Due
 from learner.journal.step_journal import StepJournal, read_journal
+from learner.masters.master_access import MasterAccess
+from learner.model.model import Policy, ScoringModel
 from learner.operator_orders import RollbackOrder
+from learner.step.step_inputs import next_step, switch_before, token_ages
+from learner.step.step_loss import StepLoss
+from learner.step.train_step import StepOutcome
+from learner.step.trainer import Trainer
 from learner.step_log import RollbackLine, StepLine, TrainedGroup
 from learner.step_settings import StepSettings
-from learner.training.checkpoint import CheckpointCopy, CheckpointStore
-from learner.training.master_access import MasterAccess
-from learner.training.model import Policy, ScoringModel
 from learner.training.random_state import RandomState
 from learner.training.replay import replay, settings_of
-from learner.training.step_inputs import next_step, switch_before, token_ages
-from learner.training.step_loss import StepLoss
-from learner.training.train_step import StepOutcome
-from learner.training.trainer import Trainer
 from node.clock import Clock
 from node.errors import HeteroRLError
 from node.evaluation import EvaluationNotice

@@ -2,8 +2,8 @@
 role's section of the configuration adds: packages, models, data, code.
 
 Not checked: whether a port is free (a running daemon has its own ports), whether anyone can be reached (see
-``node.commands.way_checks``), whether the device exists (``machine_checks``), and what only loading the
-weights can show.
+``node.commands.doctor.way_checks``), whether the device exists (``machine_checks``), and what only loading
+the weights can show.
 """
 
 import os

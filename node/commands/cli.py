@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from node.commands.config_command import add_configuration_arguments, print_resolved, resolve
-from node.commands.findings import faults_of, show
+from node.commands.doctor.findings import faults_of, show
 from node.coordinator.work.verbs import VERBS
 from node.descriptors import fill_standard_descriptors
 from node.errors import COMMAND_LINE, ConfigError, HeteroRLError, NotReadyError, StartupError
@@ -33,19 +33,25 @@ COMMANDS: Final = {
         "sampler.try_command",
         "ask the base model a task's first prompts and grade them, before a run exists",
     ),
-    "token": ("node.commands.token_command", "make, list or cancel tokens that let new peers in"),
-    "join": ("node.commands.join_command", "make this machine a sampler or relay of a run, with a token"),
+    "token": ("node.commands.joining.token_command", "make, list or cancel tokens that let new peers in"),
+    "join": (
+        "node.commands.joining.join_command",
+        "make this machine a sampler or relay of a run, with a token",
+    ),
     "ledger": (
         "node.commands.ledger_command",
         "back up, restore, check or export the coordinator's ledger",
     ),
     **{verb.name: ("node.commands.order_command", verb.help) for verb in VERBS.values()},
-    "status": ("node.commands.status_command", "show who is in the run and how far behind"),
+    "status": ("node.commands.status.status_command", "show who is in the run and how far behind"),
     "doctor": (
-        "node.commands.doctor_command",
+        "node.commands.doctor.doctor_command",
         "say which layer fails here, from DNS to the GPU, and the fix",
     ),
-    "why-stalled": ("node.commands.why_stalled_command", "say who waits for whom, and what to do about it"),
+    "why-stalled": (
+        "node.commands.status.why_stalled_command",
+        "say who waits for whom, and what to do about it",
+    ),
     "plan": (
         "learner.plan_command",
         "show which layouts of a learner's ranks fit, how fast, how far samplers lag",

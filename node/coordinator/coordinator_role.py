@@ -50,8 +50,8 @@ from node.identity.revocation import RevocationList
 from node.process.role_context import RoleContext
 from node.process.service import Service
 from node.protocol import OURS
-from node.rpc.live_rpcs import RpcLimits
-from node.rpc.server import Audience, RpcServer, ServerLimits
+from node.rpc.calls.live_rpcs import RpcLimits
+from node.rpc.calls.server import Audience, RpcServer, ServerLimits
 from node.run import RunSettings
 from node.serving.hub_setup import bucket_mirror, make_server
 from node.serving.policy_servicer import PolicyServicer

@@ -22,7 +22,7 @@ from node.errors import RefusedError
 from node.operator_order import DRAIN
 from node.process.memory import GIVE_BACK_EVERY_S, give_back
 from node.process.service import Service
-from node.rpc.server import RpcServer
+from node.rpc.calls.server import RpcServer
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.bucket_mirror import BucketMirror
 

@@ -12,7 +12,7 @@ from node.coordinator.run_status import RunReport
 from node.enrolment.renewal import Renewal
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
-from node.rpc.auth import Context, certificate_of, peer_of
+from node.rpc.calls.auth import Context, certificate_of, peer_of
 from node.run import PeerQuery, Role
 from node.wire.mapping import from_wire, to_wire
 

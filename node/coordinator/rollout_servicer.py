@@ -24,7 +24,7 @@ from node.coordinator.work.checks.verifier_places import GRADING_LIMIT_S
 from node.coordinator.work.decisions.leasing import release
 from node.errors import Reason, RefusedError
 from node.rollout import EncodedGroup
-from node.rpc.auth import Context, peer_of
+from node.rpc.calls.auth import Context, peer_of
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.verdict import Verdict
 from node.waits import put_away, side_by_side

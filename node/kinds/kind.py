@@ -18,7 +18,7 @@ class Kind:
     problem_of: Callable[[Mapping[str, Any]], str | None] = lambda config: None
     """Returns why a model with this config.json cannot be used; None: it can."""
     scorer: str | None = None
-    """``(model, *, compute_dtype) -> learner.training.scorer.Scorer``; None: tokens are scored."""
+    """``(model, *, compute_dtype) -> learner.model.scorer.Scorer``; None: tokens are scored."""
     engine: str | None = None
     """``(EngineSettings) -> sampler.engines.engine.Engine``; None: the engines that write text."""
     tokenizer: str | None = None

@@ -32,7 +32,7 @@ from node.clock import Clock
 from node.errors import CountRefusal, Reason, StartupError
 from node.process.daemon import Phase
 from node.rpc.address import is_loopback, listening_socket, split_address
-from node.rpc.places import PlaceLimits, Places, origin
+from node.rpc.strangers.places import PlaceLimits, Places, origin
 from node.telemetry.metrics import exposition
 from node.telemetry.own_faults import OwnFaults
 from node.waits import wait_at_most

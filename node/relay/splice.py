@@ -26,11 +26,11 @@ from node.errors import CountRefusal, Reason, RefusedError
 from node.identity.peer import server_name
 from node.relay.metrics import RelayMetrics
 from node.rpc.address import split_target
-from node.rpc.client_hello import MOST_BYTES, server_name_in
-from node.rpc.entrance import CHUNK_BYTES, Entrance, exchange
 from node.rpc.hub import Hub
-from node.rpc.places import PlaceLimits, Places
-from node.rpc.private_socket import PrivateSocket
+from node.rpc.strangers.client_hello import MOST_BYTES, server_name_in
+from node.rpc.strangers.entrance import CHUNK_BYTES, Entrance, exchange
+from node.rpc.strangers.places import PlaceLimits, Places
+from node.rpc.strangers.private_socket import PrivateSocket
 from node.run import Role
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from node.identity.own_identity import OwnIdentity
 from node.identity.peer import Peer, server_name
 from node.limits import MESSAGE_BYTES
 from node.rpc.address import is_loopback, split_address
-from node.rpc.auth import USER_AGENT_PREFIX
+from node.rpc.calls.auth import USER_AGENT_PREFIX
 from node.rpc.hub import Hub, HubChannel
 from node.rpc.proxy import proxy_to, ways_followed
 from node.run import Role

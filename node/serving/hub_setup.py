@@ -10,8 +10,8 @@ from node.errors import RefusedError
 from node.identity.own_identity import RenewedCertificates
 from node.identity.revocation import RevocationList
 from node.process.role_context import RoleContext
-from node.rpc.live_rpcs import Admission
-from node.rpc.server import Audience, Gate, RpcServer, ServerLimits
+from node.rpc.calls.live_rpcs import Admission
+from node.rpc.calls.server import Audience, Gate, RpcServer, ServerLimits
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.bucket import Bucket
 from node.weights.transfer.bucket_mirror import BucketMirror

@@ -16,7 +16,7 @@ from node.errors import Reason, RefusedError
 from node.rollout import Completion
 from node.sampling_parameters import SamplingParameters
 from node.weights.format.layout import Layout
-from sampler.engines.model_words import LiveWords
+from sampler.engines.words.model_words import LiveWords
 
 PROBE_ID: Final = "probe"
 """The request that tries a new version: the engine's ``probe``, answered with one action."""

@@ -21,7 +21,7 @@ OF_KIND: Final = {kind.name: kind.engine for kind in other_kinds() if kind.engin
 """Kind of policies -> the engine that it has to itself, of the same name; the others write text."""
 
 ENGINES: Final[Mapping[str, str]] = {
-    "torch": "sampler.engines.torch_engine:load",
+    "torch": "sampler.engines.torch.torch_engine:load",
     "vllm": "sampler.engines.vllm.vllm_engine:VllmEngine",
     "remote": "sampler.engines.remote.remote_engine:RemoteEngine",
     **OF_KIND,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from node.errors import Reason, RefusedError, StartupError
 from node.weights.format.layout import Layout
 from sampler.engines.engine import Engine, GenerationRequest, Tokenizer
-from sampler.engines.model_words import LiveWords, ModelWords, Spares
+from sampler.engines.words.model_words import LiveWords, ModelWords, Spares
 
 logger = logging.getLogger(__name__)
 

@@ -35,7 +35,7 @@ from sampler.rollouts.run_task import RunTask
 from sampler.rollouts.turn_taking import TurnTaking, split_request_id
 from sampler.rollouts.work_queue import NOT_GENERATED, Job, JobState
 from sampler.served_policy import ServedPolicy, State
-from sampler.tasks.grader_requests import Grades, TaskChangedError, TaskError
+from sampler.tasks.processes.grader_requests import Grades, TaskChangedError, TaskError
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from node.reward_finding import RewardCheck, RewardFinding
 from node.rollout import Finish, RolloutGroup
-from sampler.engines.stop_strings import text_before_stop
+from sampler.engines.text.stop_strings import text_before_stop
 from sampler.tasks.task import CompletionText
 
 TOLERANCE: Final = 1e-6

@@ -18,9 +18,9 @@ from sampler.engines.engine import Tokenizer
 from sampler.metrics import GraderMetrics
 from sampler.rollouts.conversation import Conversation
 from sampler.rollouts.task_setup import task_setup
-from sampler.tasks.grader_pool import GraderPool, Prompt
-from sampler.tasks.grader_process import Grader
-from sampler.tasks.grader_requests import Grades, TaskDescription, TaskError, TaskUnusableError
+from sampler.tasks.processes.grader_pool import GraderPool, Prompt
+from sampler.tasks.processes.grader_process import Grader
+from sampler.tasks.processes.grader_requests import Grades, TaskDescription, TaskError, TaskUnusableError
 from sampler.tasks.task import CompletionText, Message, TaskSetup, unusable
 
 

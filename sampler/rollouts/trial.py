@@ -19,7 +19,7 @@ from sampler.rollouts.conversation import Conversation
 from sampler.rollouts.run_task import RunTask
 from sampler.rollouts.turn_taking import TurnTaking
 from sampler.rollouts.work_queue import Job, JobState
-from sampler.tasks.grader_requests import TaskError
+from sampler.tasks.processes.grader_requests import TaskError
 from sampler.tasks.task import CompletionText
 
 

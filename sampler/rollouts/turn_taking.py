@@ -15,12 +15,12 @@ from typing import Final, Protocol
 import numpy as np
 
 from sampler.engines.engine import GenerationRequest, Tokenizer
-from sampler.engines.stop_strings import text_before_stop
+from sampler.engines.text.stop_strings import text_before_stop
 from sampler.metrics import SamplerMetrics
 from sampler.rollouts.conversation import Conversation
 from sampler.rollouts.run_task import RunTask
 from sampler.rollouts.work_queue import Job
-from sampler.tasks.grader_requests import TaskError
+from sampler.tasks.processes.grader_requests import TaskError
 
 _SEPARATOR: Final = "/"
 """Between a lease, whose id has none, and the number of a completion, in the id of a request."""

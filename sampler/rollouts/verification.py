@@ -28,7 +28,7 @@ from sampler.engines.engine import Decoder
 from sampler.metrics import VerifierMetrics
 from sampler.rollouts.regrading import compared, completion_texts, misstated_finish, with_tokens
 from sampler.rollouts.run_task import RunTask
-from sampler.tasks.grader_requests import Grades, TaskError
+from sampler.tasks.processes.grader_requests import Grades, TaskError
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from node.rollout import PromptLease
 from sampler.rollouts.conversation import Conversation
-from sampler.tasks.grader_pool import Prompt
+from sampler.tasks.processes.grader_pool import Prompt
 
 
 class JobState(enum.StrEnum):

@@ -25,8 +25,8 @@ from node.weights.format.layout import Layout
 from node.weights.format.manifest import Manifest
 from node.weights.planning.cheapest_chain import PUBLIC_VERSION
 from sampler.engines.engine_thread import Change
-from sampler.engines.model_words import LiveWords, ModelWords, frame_digests
 from sampler.engines.restartable_engine import EngineEndedError
+from sampler.engines.words.model_words import LiveWords, ModelWords, frame_digests
 from sampler.served_policy import Event, ServedPolicy, State
 from sampler.versions.saved_policy import SavedPolicy
 from sampler.versions.version_assembly import VersionAssembly

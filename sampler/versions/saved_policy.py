@@ -22,8 +22,8 @@ from node.weights.assembly.public_base import PublicBase
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import Manifest
 from node.weights.store.high_water import HighWater
-from sampler.engines.model_words import ArrayWords, LiveWords, ModelWords, copy_words
 from sampler.engines.restartable_engine import EngineEndedError
+from sampler.engines.words.model_words import ArrayWords, LiveWords, ModelWords, copy_words
 from sampler.versions.delta_log import DeltaLog, LoggedArtifact
 from sampler.versions.version_assembly import VersionAssembly
 from sampler.versions.version_files import keep_base, load_held, save_held

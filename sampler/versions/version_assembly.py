@@ -26,7 +26,7 @@ from node.weights.format.digests import Words, version_root, words_digest
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import Codec, DamagedFrameError, Manifest
 from node.weights.planning.cheapest_chain import PUBLIC_VERSION
-from sampler.engines.model_words import THREADS, LiveWords, ModelWords, frame_digests
+from sampler.engines.words.model_words import THREADS, LiveWords, ModelWords, frame_digests
 from sampler.versions.delta_log import LoggedArtifact
 
 

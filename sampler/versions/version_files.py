@@ -19,7 +19,7 @@ from node import durable
 from node.policy import PolicyVersion
 from node.weights.assembly.public_base import PublicBase, TakeWords
 from node.weights.format.layout import Layout
-from sampler.engines.model_words import ArrayWords, ModelWords, copy_words, frame_digests, version_of
+from sampler.engines.words.model_words import ArrayWords, ModelWords, copy_words, frame_digests, version_of
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from node.weights.format.layout import Layout
 from node.weights.format.model_files import StoredDtypes
 from node.weights.format.model_tensors import tensor_specs
 from sampler.engines.engine import GenerationRequest
-from sampler.engines.model_words import version_of
+from sampler.engines.words.model_words import version_of
 from support.engines import NAMES, WAYS, Driven, load, marks_of, tolerance_of
 from support.refusals import refused
 from support.tiny_model import END, make_tiny_model

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from learner.training.model import load_policy
+from learner.model.model import load_policy
 from node.errors import StartupError
 from node.sampling_parameters import SamplingParameters
 from sampler.engines.engine_registry import has_vllm

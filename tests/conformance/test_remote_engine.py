@@ -14,7 +14,7 @@ from node.exit_code import ExitCode
 from node.sampling_parameters import SamplingParameters
 from sampler.engines.remote.vllm_server import ServerError
 from sampler.engines.restartable_engine import RestartableEngine
-from sampler.engines.torch_engine import TorchEngine
+from sampler.engines.torch.torch_engine import TorchEngine
 from support.engines import Driven, load, settings_of
 from support.hub import running_hub
 from support.identity import MadeRun

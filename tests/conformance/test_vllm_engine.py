@@ -8,8 +8,8 @@ import pytest
 
 from node.errors import ConfigError, Reason, RefusedError, StartupError
 from node.sampling_parameters import SamplingParameters
-from sampler.engines.model_words import ArrayWords, copy_words
 from sampler.engines.vllm import live_parameters
+from sampler.engines.words.model_words import ArrayWords, copy_words
 from support.engines import Driven, load
 from support.tiny_model import make_mixed_model, make_tiny_model
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from learner.export import export_version
 from learner.journal.progress import Progress
-from learner.training.model import Policy, load_policy
+from learner.model.model import Policy, load_policy
 from node.errors import StartupError
 from node.sampling_parameters import SamplingParameters
 from node.weights.format.digests import Words

@@ -8,7 +8,7 @@ import pytest
 
 from node.rollout import RolloutGroup
 from node.wire.rollouts import encoded_from_wire, group_from_wire
-from sampler.engines.torch_engine import TorchEngine
+from sampler.engines.torch.torch_engine import TorchEngine
 from support.bad_prompts import is_bad
 from support.clock import ManualClock
 from support.hub import HandDrain, running_hub

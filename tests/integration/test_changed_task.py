@@ -17,7 +17,7 @@ from node.exit_code import ExitCode
 from node.reward_finding import RewardFinding
 from node.rollout import RolloutGroup
 from node.wire.rollouts import encoded_from_wire, group_from_wire
-from sampler.engines.torch_engine import TorchEngine
+from sampler.engines.torch.torch_engine import TorchEngine
 from support.hub import joined, running_hub
 from support.identity import MadeRun
 from support.learning import trained

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient, Uplink
 from node.clock import Clock, SystemClock, moment
-from node.commands import status_command
+from node.commands.status import status_command
 from node.enrolment.authority import AUTHORITY_LIFETIME_S, LEAF_LIFETIME_S
 from node.enrolment.init_run import issue_identity
 from node.errors import Reason, RefusedError

@@ -14,10 +14,10 @@ import torch
 from bench.forked_context import forked_context
 from learner.journal.progress import NewsEntry, Progress, Rollback, StepEntry
 from learner.journal.step_journal import StepJournal, groups_of, read_journal
+from learner.masters.master_words import MasterWords
+from learner.model.model import load_policy
 from learner.publishing.signer import raise_epoch
 from learner.step_log import PART_BYTES, RollbackLine, StepLog
-from learner.training.master_words import MasterWords
-from learner.training.model import load_policy
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.samplers.tallies import Tally

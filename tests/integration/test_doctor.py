@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from node.commands import connection_probe, way_checks
 from node.commands.cli import main
+from node.commands.doctor import connection_probe, way_checks
 from node.identity.identity_store import IDENTITY_DIRECTORY, Identity, save_identity
 from node.operator_order import REVOKE, Order
 from node.rpc import proxy

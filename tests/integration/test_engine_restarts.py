@@ -13,7 +13,7 @@ import pytest
 from node.exit_code import ExitCode
 from node.rollout import RolloutGroup
 from node.well_formed import check_group
-from sampler.engines.torch_engine import TorchEngine
+from sampler.engines.torch.torch_engine import TorchEngine
 from support.hub import HandPeer, RunningHub, running_hub
 from support.identity import MadeRun
 from support.sampler import RunningPeer, learner_of, learning, sampling

@@ -15,7 +15,7 @@ from node.coordinator.ledger.ledger_check import read_evaluations
 from node.evaluation import REWARD, Evaluation, best_of
 from node.run import RunStatus
 from node.wire.mapping import from_wire
-from sampler.engines.torch_engine import TorchEngine
+from sampler.engines.torch.torch_engine import TorchEngine
 from sampler.tasks.task import CompletionText
 from support.graded_texts import share_of_digits
 from support.groups import make_completion

@@ -14,7 +14,7 @@ from node.errors import Reason
 from node.exit_code import ExitCode
 from node.reward_finding import RewardCheck
 from node.wire.rollouts import encoded_from_wire, group_from_wire, group_to_wire
-from sampler.engines.torch_engine import TorchEngine
+from sampler.engines.torch.torch_engine import TorchEngine
 from support.by_rpc import delivered, hand_verifier, slots, until_slots
 from support.groups import without_grades
 from support.hub import HandPeer, answer_to, members, running_hub, submission

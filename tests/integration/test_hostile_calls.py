@@ -10,9 +10,9 @@ import pytest
 
 from heterorl.v1 import common_pb2, membership_pb2, rollout_pb2
 from node.errors import Reason, RefusedError
-from node.rpc import auth
-from node.rpc.auth import RULES, Rule
-from node.rpc.call_rates import Rate
+from node.rpc.calls import auth
+from node.rpc.calls.auth import RULES, Rule
+from node.rpc.calls.call_rates import Rate
 from node.rpc.channel import Purpose, classified, dial
 from node.run import Role
 from support.clock import ManualClock

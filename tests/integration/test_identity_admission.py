@@ -12,9 +12,9 @@ from node.enrolment.authority import AUTHORITY_LIFETIME_S
 from node.errors import Reason, StartupError
 from node.identity.identity_store import Identity
 from node.identity.peer import Peer
-from node.rpc.auth import RULES, service_of
+from node.rpc.calls.auth import RULES, service_of
+from node.rpc.calls.server import Audience
 from node.rpc.channel import ConnectionLost, Purpose, classified, dial
-from node.rpc.server import Audience
 from node.run import Role
 from support.clock import ManualClock
 from support.identity import MadeRun, make_run

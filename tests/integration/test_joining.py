@@ -17,7 +17,7 @@ import pytest
 
 from heterorl.v1 import common_pb2
 from node.commands.cli import main
-from node.commands.systemd_unit import GPU_CONF, UNIT, unit_files
+from node.commands.joining.systemd_unit import GPU_CONF, UNIT, unit_files
 from node.enrolment.tokens import issue_token
 from node.errors import Reason
 from node.identity.identity_store import load_identity
@@ -26,7 +26,7 @@ from node.run import Role
 from node.weights.format import model_listing
 from node.weights.format.model_listing import ModelFile, check_listing, listing_of
 from node.weights.transfer.model_download import download_model
-from sampler.engines.torch_engine import TorchEngine
+from sampler.engines.torch.torch_engine import TorchEngine
 from support.hub import RunningHub, joined, running_hub
 from support.identity import MadeRun
 from support.refusals import cannot_start, refused

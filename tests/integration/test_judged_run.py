@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from node.wire.rollouts import encoded_from_wire, group_from_wire
-from sampler.engines.torch_engine import TorchEngine
+from sampler.engines.torch.torch_engine import TorchEngine
 from support.hub import running_hub
 from support.identity import MadeRun, make_run
 from support.judge_server import JudgeServer, judge_server

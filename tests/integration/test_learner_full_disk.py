@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from learner.journal.step_journal import FILE
-from learner.training.model import Policy
+from learner.model.model import Policy
 from node import durable
 from support.full_disk import full_disk
 from support.scripted_hub import scripted_hub

@@ -15,8 +15,8 @@ import torch
 from bench.kill_lab.noise import disturb_moments
 from learner.journal.checkpoint_index import versions_in
 from learner.journal.step_journal import FILE
-from learner.training.master_words import root_of
-from learner.training.model import Policy
+from learner.masters.master_words import root_of
+from learner.model.model import Policy
 from node.errors import StartupError
 from node.policy import PolicyVersion
 from support.gpu import DEVICE

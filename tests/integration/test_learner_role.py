@@ -22,18 +22,18 @@ from bench.forked_context import forked_context
 from deploy.runs.records import differing_groups
 from learner import learner_role
 from learner.config import LearnerConfig
+from learner.journal.checkpoint import opened_masters
 from learner.journal.checkpoint_index import versions_in
+from learner.masters.tensor_files import load_tensors
+from learner.model.model import load_policy
 from learner.publishing.kept_versions import published_versions
 from learner.ranks import launching
-from learner.training.checkpoint import opened_masters
-from learner.training.model import load_policy
-from learner.training.tensor_files import load_tensors
 from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient, Uplink
 from node.clients.rollout_client import SamplerRolloutClient
 from node.clock import SystemClock
-from node.commands.status_command import fetch_status
-from node.commands.status_view import render
+from node.commands.status.status_command import fetch_status
+from node.commands.status.status_view import render
 from node.coordinator import coordinator_role as coordinator_role
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.coordinator_service import CoordinatorService

@@ -20,10 +20,10 @@ from learner.export import best_in
 from learner.intake import copies
 from learner.journal.checkpoint_index import versions_in
 from learner.journal.progress import BestVersion
+from learner.masters.master_access import MasterAccess
 from learner.objective.entropy_switch import EntropySwitch
 from learner.objective.slow_fast import slow_fast_step
 from learner.training import group_intake, training_loop
-from learner.training.master_access import MasterAccess
 from learner.training.training_state import TrainingError
 from node.clients import rollout_drain
 from node.errors import StartupError
@@ -569,7 +569,7 @@ async def test_fast_steps_end_for_good_when_the_entropy_jumps_and_a_restart_reme
 ) -> None:
     """29 entropies of 0 before the first step, which alone has fast steps."""
     fast = mock.Mock(wraps=slow_fast_step)
-    monkeypatch.setattr("learner.training.train_step.slow_fast_step", fast)
+    monkeypatch.setattr("learner.step.train_step.slow_fast_step", fast)
     async with scripted_hub() as hub:
         for start in range(2):
             async with learner(

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from bench.whole_versions import WholeVersion, encode_version
-from learner.training.model import load_policy
+from learner.model.model import load_policy
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
-from sampler.engines.model_words import ArrayWords, copy_words
-from sampler.engines.torch_engine import TorchEngine
+from sampler.engines.torch.torch_engine import TorchEngine
+from sampler.engines.words.model_words import ArrayWords, copy_words
 from support.model_words import words_of
 from support.tiny_model import make_mixed_model
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.stats import beta, chisquare  # type: ignore[import-untyped]
 
-from learner.training.model import load_policy
+from learner.model.model import load_policy
 from node.errors import Reason, RefusedError
 from node.exit_code import ExitCode
 from node.kinds.noise_mask.network import read_prompts

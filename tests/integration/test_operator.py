@@ -15,7 +15,7 @@ from node.commands.cli import main
 from node.errors import Reason, RefusedError
 from node.identity.files import make_private_directory
 from node.identity.identity_store import Identity, load_identity
-from node.rpc.auth import RULES
+from node.rpc.calls.auth import RULES
 from node.rpc.channel import Purpose, classified, dial
 from node.run import Role
 from support.hub import RunningHub, running_hub

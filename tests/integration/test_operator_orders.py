@@ -12,10 +12,10 @@ import torch
 
 from learner.journal.checkpoint_index import versions_in
 from learner.journal.progress import SettingChange
+from learner.masters.master_words import root_of
+from learner.model.model import Policy
 from learner.operator_orders import recent_changes
 from learner.publishing.earlier_versions import STAGED
-from learner.training.master_words import root_of
-from learner.training.model import Policy
 from node.operator_order import ROLLBACK, SET, Order
 from node.run import StepRecord
 from node.verdict import Verdict

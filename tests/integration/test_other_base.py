@@ -7,7 +7,7 @@ import pytest
 
 from heterorl.v1 import common_pb2
 from node.exit_code import ExitCode
-from sampler.engines.torch_engine import TorchEngine
+from sampler.engines.torch.torch_engine import TorchEngine
 from support.hub import running_hub
 from support.identity import MadeRun
 from support.sampler import learning, sampling

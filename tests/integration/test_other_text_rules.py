@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from node.exit_code import ExitCode
-from sampler.engines.torch_engine import TorchEngine
+from sampler.engines.torch.torch_engine import TorchEngine
 from support.hub import HandPeer, RunningHub, running_hub
 from support.identity import MadeRun
 from support.sampler import learning, sampling, verifying

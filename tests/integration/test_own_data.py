@@ -11,8 +11,8 @@ from transformers import AutoTokenizer
 
 from node.exit_code import ExitCode
 from node.grading.jsonl_options import JsonlOptions
-from sampler.engines.template_process import TemplateProcess
-from sampler.engines.torch_engine import TorchEngine
+from sampler.engines.text.template_process import TemplateProcess
+from sampler.engines.torch.torch_engine import TorchEngine
 from support.hub import running_hub
 from support.identity import MadeRun
 from support.learning import learn, trained
@@ -93,7 +93,7 @@ async def test_a_prompt_at_which_the_template_never_ends_is_set_aside_and_the_sa
     made: MadeRun, tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick = partial(TemplateProcess, cpu_limit_s=0.3)
-    monkeypatch.setattr("sampler.engines.model_tokenizer.TemplateProcess", quick)
+    monkeypatch.setattr("sampler.engines.text.model_tokenizer.TemplateProcess", quick)
     chatty = make_tiny_model(tmp_path / "chatty", hidden=32, layers=1)
     (chatty / "chat_template.jinja").write_text(
         "{% set asked = messages[-1]['content'] %}{% if asked == '3+1=' %}"

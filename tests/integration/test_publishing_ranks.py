@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from learner.ranks.frame_work import ROUND_FRAMES
+from learner.ranks.words.frame_work import ROUND_FRAMES
 from support.rank_processes import Ranks
 from support.shared_frames import FRAME_WORDS, model_of, publish_beside_one_process, read_own_slices
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from learner.journal.checkpoint import load_into
+from learner.model.model import Policy
 from learner.sizing.mesh_sizes import DIMENSIONS, MeshSizes
-from learner.training.checkpoint import load_into
-from learner.training.model import Policy
-from learner.training.train_step import train_step
+from learner.step.train_step import train_step
 from support.made_up_groups import VERSION, made_up_groups
 from support.rank_processes import (
     Case,

@@ -12,8 +12,8 @@ import pytest
 import torch
 from scipy.stats import chisquare  # type: ignore[import-untyped]
 
-from learner.training.micro_batches import collate
-from learner.training.model import Policy, load_policy
+from learner.model.micro_batches import collate
+from learner.model.model import Policy, load_policy
 from node.errors import Reason, RefusedError
 from node.exit_code import ExitCode
 from node.kinds.ranking.engine import RankingEngine
@@ -24,7 +24,7 @@ from node.verdict import Verdict
 from sampler.config import SamplerConfig
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.engine_registry import load_engine
-from sampler.engines.model_words import ArrayWords, copy_words
+from sampler.engines.words.model_words import ArrayWords, copy_words
 from sampler.sampler_role import load_configured_engine
 from support.groups import make_group
 from support.hub import running_hub

@@ -12,10 +12,10 @@ from node.coordinator.peers import Peers
 from node.identity.peer import Peer
 from node.policy import PolicyVersion
 from node.run import Role
-from sampler.engines import torch_engine
 from sampler.engines.engine import EngineSettings
-from sampler.engines.model_words import version_of
-from sampler.engines.torch_engine import TorchEngine
+from sampler.engines.torch import torch_engine
+from sampler.engines.torch.torch_engine import TorchEngine
+from sampler.engines.words.model_words import version_of
 from sampler.versions.held_version import MemoryScrub
 from support.hub import running_hub
 from support.identity import MadeRun

@@ -13,7 +13,7 @@ from node.exit_code import ExitCode
 from node.rollout import RolloutGroup
 from node.well_formed import check_group
 from node.wire.rollouts import encoded_from_wire, group_from_wire
-from sampler.engines.torch_engine import TorchEngine
+from sampler.engines.torch.torch_engine import TorchEngine
 from sampler.tasks.addition import AdditionTask
 from support.hub import HandDrain, HandPeer, running_hub
 from support.identity import MadeRun

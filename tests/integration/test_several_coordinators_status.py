@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.commands.status_command import fetch_status
+from node.commands.status.status_command import fetch_status
 from node.errors import Reason, RefusedError
 from node.rpc.channel import ConnectionLost
 from support.hub import running_hub

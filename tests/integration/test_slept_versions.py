@@ -22,7 +22,7 @@ from node.weights.assembly.stored import StoredVersions
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.planning.cheapest_chain import PUBLIC_VERSION, plan_catch_up
 from node.weights.store.artifact_store import ArtifactStore
-from sampler.engines.model_words import ArrayWords
+from sampler.engines.words.model_words import ArrayWords
 from sampler.versions.saved_policy import HELD_FILE
 from sampler.versions.version_files import save_held
 from support.identity import MadeRun, make_run

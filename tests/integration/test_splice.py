@@ -18,8 +18,8 @@ from node.relay.splice import Splice, SpliceLimits, limits_for
 from node.rpc.address import join_address
 from node.rpc.channel import ConnectionLost
 from node.rpc.hub import Hub
-from node.rpc.places import PlaceLimits
-from node.rpc.private_socket import PrivateSocket, private_socket
+from node.rpc.strangers.places import PlaceLimits
+from node.rpc.strangers.private_socket import PrivateSocket, private_socket
 from support.client_hello import client_hello
 from support.hub import joined
 from support.identity import MadeRun

@@ -9,8 +9,8 @@ from heterorl.v1 import common_pb2
 from node.rollout import Finish
 from node.well_formed import check_group
 from node.wire.rollouts import encoded_from_wire, group_from_wire
-from sampler.engines.stop_strings import text_before_stop
-from sampler.engines.torch_engine import TorchEngine
+from sampler.engines.text.stop_strings import text_before_stop
+from sampler.engines.torch.torch_engine import TorchEngine
 from support.hub import running_hub
 from support.identity import make_run
 from support.sampler import learning, sampling

@@ -10,12 +10,12 @@ import grpc.aio
 import pytest
 
 from node.errors import Reason
-from node.rpc import private_socket
 from node.rpc.address import split_address
+from node.rpc.calls.server import Audience
 from node.rpc.channel import call, dial_as_stranger
-from node.rpc.places import PlaceLimits
-from node.rpc.server import Audience
-from node.rpc.strangers_gate import GateLimits, limits_for
+from node.rpc.strangers import private_socket
+from node.rpc.strangers.places import PlaceLimits
+from node.rpc.strangers.strangers_gate import GateLimits, limits_for
 from support.identity import MadeRun
 from support.rpc import Serving, every_service, invoke, rpcs, serving
 from support.strangers import half_open_calls, hold_idle_connections

@@ -15,7 +15,7 @@ from node.clients import submission_stream
 from node.clients.submission_stream import SubmissionStream
 from node.errors import Reason, RefusedError
 from node.rollout import EncodedGroup
-from node.rpc.auth import SUBMIT_ROLLOUTS
+from node.rpc.calls.auth import SUBMIT_ROLLOUTS
 from node.rpc.channel import ConnectionLost, Purpose, dial
 from node.rpc.hub import Hub as Hubs
 from node.verdict import Verdict

@@ -8,7 +8,7 @@ import pytest
 
 from node.errors import ConfigError
 from node.exit_code import ExitCode
-from sampler.engines.torch_engine import TorchEngine
+from sampler.engines.torch.torch_engine import TorchEngine
 from support.hub import HandPeer, reason, running_hub
 from support.identity import MadeRun
 from support.sampler import learning, sampling

@@ -10,14 +10,14 @@ import torch
 from learner.intake.divergence_panel import Observed
 from learner.intake.group_verdict import GroupRules, judge
 from learner.intake.sampler_mismatch import LEAST_FRESH_GROUPS
-from learner.training.model import Policy, load_policy
-from learner.training.train_step import StepOutcome, train_step
+from learner.model.model import Policy, load_policy
+from learner.step.train_step import StepOutcome, train_step
 from node.rollout import Completion, RolloutGroup
 from node.sampling_parameters import SamplingParameters
 from node.verdict import Verdict
 from node.wire.rollouts import group_from_wire, group_to_wire
 from sampler.engines.engine import GenerationRequest
-from sampler.engines.torch_engine import TorchEngine
+from sampler.engines.torch.torch_engine import TorchEngine
 from support.fleets import Watched
 from support.groups import make_group
 from support.step_settings import make_step_settings

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from node.exit_code import ExitCode
 from node.rollout import Completion, Finish
 from node.well_formed import check_group
-from sampler.engines.torch_engine import TorchEngine
+from sampler.engines.torch.torch_engine import TorchEngine
 from support.guessing_task import Guessing, guessed
 from support.hub import running_hub
 from support.identity import MadeRun

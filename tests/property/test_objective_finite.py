@@ -12,7 +12,7 @@ from learner.intake.group_verdict import LEAST_LOGPROB
 from learner.objective.batch import ObjectiveBatch
 from learner.objective.menu import MENU
 from learner.objective.registry import Objective, load_objective
-from learner.training.step_loss import StepLoss
+from learner.step.step_loss import StepLoss
 from node.limits import REWARD
 
 OPTIONS: dict[str, list[dict[str, Any]]] = {

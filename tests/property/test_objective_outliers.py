@@ -11,7 +11,7 @@ from bench.objective_outliers import COMPLETIONS, GROUP_SIZE, LARGEST_SHARE, NAM
 from learner.intake.group_verdict import LEAST_LOGPROB
 from learner.objective.advantage import standardised_advantage
 from learner.objective.batch import ObjectiveBatch
-from learner.training.step_loss import StepLoss
+from learner.step.step_loss import StepLoss
 
 GROUPS = COMPLETIONS // GROUP_SIZE
 PLACEMENTS = 10_000

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import torch
 
+from learner.journal.checkpoint import CheckpointCopy, CheckpointStore, ShardCopy, load_into
 from learner.journal.progress import Progress
 from learner.journal.records import Origin
 from learner.journal.restart import JournalPlace
-from learner.training.checkpoint import CheckpointCopy, CheckpointStore, ShardCopy, load_into
-from learner.training.model import Policy
+from learner.model.model import Policy
 
 
 def origin_of(policy: Policy) -> Origin:

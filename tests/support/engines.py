@@ -18,7 +18,7 @@ from sampler.config import SamplerConfig
 from sampler.engines.decoding.cached_model import cache_argument
 from sampler.engines.engine import Engine, GenerationRequest
 from sampler.engines.engine_registry import ENGINES, OF_KIND, has_vllm
-from sampler.engines.model_words import ArrayWords, copy_words
+from sampler.engines.words.model_words import ArrayWords, copy_words
 from sampler.sampler_role import load_configured_engine
 from support.gpu import DEVICE
 from support.model_words import words_of

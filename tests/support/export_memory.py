@@ -6,8 +6,8 @@ from unittest import mock
 
 from bench.learner_memory import return_freed_memory
 from learner.export import export_version
+from learner.masters import file_words
 from learner.publishing.model_copy import ModelCopy
-from learner.training import file_words
 from node.weights.format.digests import Words
 
 TAKE: Final = ModelCopy.take

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from sampler.engines.engine import EngineSettings, GenerationRequest
-from sampler.engines.torch_engine import TorchEngine
+from sampler.engines.torch.torch_engine import TorchEngine
 
 
 class FailingEngine(TorchEngine):

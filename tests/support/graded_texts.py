@@ -8,9 +8,9 @@ from typing import Any
 
 from sampler.config import SamplerConfig
 from sampler.rollouts.task_setup import task_setup
-from sampler.tasks.grader_pool import GraderPool, Prompt
-from sampler.tasks.grader_process import Grader
-from sampler.tasks.grader_requests import Grades
+from sampler.tasks.processes.grader_pool import GraderPool, Prompt
+from sampler.tasks.processes.grader_process import Grader
+from sampler.tasks.processes.grader_requests import Grades
 from sampler.tasks.task import CompletionText, Row, TaskSetup
 
 

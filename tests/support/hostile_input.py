@@ -33,7 +33,7 @@ from node.identity.revocation import Revocations
 from node.peer_figures import MachineFigures, SamplerFigures
 from node.policy import Announcement, ArtifactKey
 from node.rollout import LeaseGrant
-from node.rpc.client_hello import server_name_in
+from node.rpc.strangers.client_hello import server_name_in
 from node.run import PeerQuery, Role, RunSettings, RunStatus, StepRecord, StepReport, Teaching
 from node.verdict import GroupVerdict
 from node.weights.assembly.apply import make_frame

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from learner.model.model import Policy
+from learner.step.train_step import StepOutcome, train_step
 from learner.step_settings import StepSettings
-from learner.training.model import Policy
-from learner.training.train_step import StepOutcome, train_step
 from node.rollout import Completion, RolloutGroup
 from support.groups import SAMPLING, make_completion, make_group, with_replies
 

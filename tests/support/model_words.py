@@ -5,8 +5,8 @@ import torch
 
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
-from sampler.engines.model_words import ArrayWords, ModelWords, copy_words
-from sampler.engines.torch_words import LiveTensors
+from sampler.engines.words.model_words import ArrayWords, ModelWords, copy_words
+from sampler.engines.words.torch_words import LiveTensors
 from support.weights import LAYOUT
 
 

@@ -21,7 +21,7 @@ from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
 from node.weights.transfer.sources import Source
 from sampler.engines.engine_thread import Change
-from sampler.engines.torch_words import LiveTensors
+from sampler.engines.words.torch_words import LiveTensors
 from sampler.metrics import SamplerMetrics
 from sampler.served_policy import ServedPolicy
 from sampler.versions.held_version import HeldVersion

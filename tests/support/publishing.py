@@ -13,13 +13,13 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from bench.whole_versions import WholeVersion
+from learner.masters.master_access import MasterAccess
+from learner.masters.master_words import MasterWords
+from learner.masters.version_coder import LocalCoder
 from learner.metrics import Instruments
 from learner.publishing.further_artifacts import FurtherArtifacts
 from learner.publishing.publisher import Publisher
 from learner.publishing.signer import Signer
-from learner.training.master_access import MasterAccess
-from learner.training.master_words import MasterWords
-from learner.training.version_coder import LocalCoder
 from node.clock import SystemClock
 from node.identity.signatures import SigningKey
 from node.policy import ArtifactKey, PolicyVersion

@@ -42,22 +42,22 @@ from transformers import (
 
 from bench.forked_context import forked_context
 from learner.config import LearnerConfig, Rematerialise
+from learner.journal.checkpoint import ShardCopy, load_into
+from learner.masters.tensor_files import save_tensors
+from learner.model.model import Policy, ScoringModel, load_policy
+from learner.model.work_shares import Instruction
 from learner.ranks import launching
-from learner.ranks.dealt_words import sharding_of
 from learner.ranks.errors import RankLostError
 from learner.ranks.instruction_stream import InstructionStream
 from learner.ranks.launching import Fleet
 from learner.ranks.rank_group import RankGroup
-from learner.ranks.sharded_words import ShardedWords
+from learner.ranks.words.dealt_words import sharding_of
+from learner.ranks.words.sharded_words import ShardedWords
 from learner.sizing.mesh_sizes import MeshSizes
+from learner.step.step_inputs import StepInputs
+from learner.step.train_step import train_step
+from learner.step.trainer import Trainer
 from learner.step_settings import StepSettings
-from learner.training.checkpoint import ShardCopy, load_into
-from learner.training.model import Policy, ScoringModel, load_policy
-from learner.training.step_inputs import StepInputs
-from learner.training.tensor_files import save_tensors
-from learner.training.train_step import train_step
-from learner.training.trainer import Trainer
-from learner.training.work_shares import Instruction
 from node.errors import StartupError
 from node.process.abandoned_threads import exit_without_them
 from node.process.daemon import Phase, StartStage, run_daemon

@@ -16,8 +16,8 @@ from node.identity.own_identity import OwnIdentity
 from node.process.role_context import RoleContext
 from node.relay.config import RelayConfig
 from node.relay.relay_role import build
+from node.rpc.calls.server import RpcServer
 from node.rpc.channel import Purpose, dial
-from node.rpc.server import RpcServer
 from node.run import Role
 from node.telemetry.metrics import NodeMetrics
 from node.weights.transfer.sources import Source, dial_source

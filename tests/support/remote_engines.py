@@ -10,8 +10,8 @@ import pytest
 from node.sampling_parameters import SamplingParameters
 from sampler.config import SamplerConfig
 from sampler.engines.engine import Engine, GenerationRequest
-from sampler.engines.frame_memory import DIRECTORY_VARIABLE
 from sampler.engines.remote.remote_engine import RemoteEngine
+from sampler.engines.words.frame_memory import DIRECTORY_VARIABLE
 from support.vllm_stub import VllmStub, listening, stub_of
 
 PLAIN = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=8)

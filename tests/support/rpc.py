@@ -18,10 +18,10 @@ from node.clock import Clock, SystemClock
 from node.errors import Reason, RefusedError
 from node.identity.identity_store import Identity
 from node.identity.revocation import RevocationList
+from node.rpc.calls.live_rpcs import Admission, RpcLimits
+from node.rpc.calls.server import Audience, RpcServer, ServerLimits
 from node.rpc.channel import KEEPALIVE, ConnectionLost, Keepalive, classified
-from node.rpc.live_rpcs import Admission, RpcLimits
-from node.rpc.server import Audience, RpcServer, ServerLimits
-from node.rpc.strangers_gate import GateLimits
+from node.rpc.strangers.strangers_gate import GateLimits
 from support.identity import MadeRun
 
 METHODS: dict[str, MethodDescriptor] = {
@@ -107,7 +107,7 @@ async def serving(
 
 def recheck_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make servers with default limits recheck live streams often: who was revoked or expired is cut."""
-    monkeypatch.setattr("node.rpc.server.ServerLimits", partial(ServerLimits, recheck_s=0.05))
+    monkeypatch.setattr("node.rpc.calls.server.ServerLimits", partial(ServerLimits, recheck_s=0.05))
 
 
 def rpcs(behaviours: dict[str, Callable[..., Any]]) -> AddServicer:

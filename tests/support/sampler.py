@@ -19,8 +19,8 @@ from node.text_rules import TextRules
 from node.tokenizer import tokenizer_digest
 from node.weights.assembly.held import HeldPolicy
 from sampler.config import SamplerConfig, VerifierConfig
-from sampler.engines.model_words import frame_digests
-from sampler.engines.torch_engine import TorchEngine
+from sampler.engines.torch.torch_engine import TorchEngine
+from sampler.engines.words.model_words import frame_digests
 from support.hub import HandPeer, RunningHub
 from support.identity import MadeRun
 from support.model_words import words_of

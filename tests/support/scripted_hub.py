@@ -11,7 +11,7 @@ import grpc.aio
 from heterorl.v1 import orders_pb2, rollout_pb2, rollout_pb2_grpc
 from node.operator_order import Order, OrderAnswer
 from node.rollout import RolloutGroup
-from node.rpc.auth import Context
+from node.rpc.calls.auth import Context
 from node.run import StepRecord
 from node.verdict import Verdict
 from node.wire.mapping import from_wire, member_from_wire, to_wire

@@ -19,16 +19,16 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import ReadItem
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from learner.masters.master_words import MasterWords, PolicyWords
+from learner.masters.version_coder import VersionCoder
+from learner.model.model import Policy, load_policy
 from learner.publishing.starting_point import take_up
-from learner.ranks.dealt_words import DealtWords
-from learner.ranks.frame_work import FrameWork
 from learner.ranks.instruction_stream import InstructionStream
 from learner.ranks.rank_group import RankGroup
-from learner.ranks.sharded_words import ShardedWords
+from learner.ranks.words.dealt_words import DealtWords
+from learner.ranks.words.frame_work import FrameWork
+from learner.ranks.words.sharded_words import ShardedWords
 from learner.sizing.mesh_sizes import MeshSizes
-from learner.training.master_words import MasterWords, PolicyWords
-from learner.training.model import Policy, load_policy
-from learner.training.version_coder import VersionCoder
 from node import durable
 from node.errors import Reason, RefusedError
 from node.identity.signatures import SigningKey

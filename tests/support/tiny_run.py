@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sampler.engines.torch_engine import TorchEngine
+from sampler.engines.torch.torch_engine import TorchEngine
 from support.identity import MadeRun, make_run
 from support.tiny_model import make_tiny_model
 

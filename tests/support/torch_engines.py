@@ -17,8 +17,8 @@ from node.weights.format.model_tensors import canonical_tensors
 from sampler.engines.decoding.sampling import RowSampling, sampling_distribution
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.engine_options import TorchOptions
-from sampler.engines.model_words import ArrayWords, copy_words
-from sampler.engines.torch_engine import TorchEngine
+from sampler.engines.torch.torch_engine import TorchEngine
+from sampler.engines.words.model_words import ArrayWords, copy_words
 from support.model_words import words_of
 from support.tiny_model import make_tiny_model
 

@@ -15,13 +15,13 @@ from prometheus_client import CollectorRegistry
 from learner.config import LearnerConfig
 from learner.intake.batch_buffer import BatchBuffer
 from learner.journal.records import Origin
+from learner.masters.master_access import MasterAccess
+from learner.masters.master_words import PolicyWords, root_of
 from learner.metrics import Instruments
+from learner.model.model import Policy, load_policy
 from learner.publishing.earlier_versions import EarlierVersions
 from learner.step_log import StepLine, StepLog
 from learner.training.evidence import Evidence
-from learner.training.master_access import MasterAccess
-from learner.training.master_words import PolicyWords, root_of
-from learner.training.model import Policy, load_policy
 from learner.training.order_taker import OrderTaker
 from learner.training.training_loop import TrainingLoop
 from learner.training.training_state import TrainingState

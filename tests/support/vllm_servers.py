@@ -16,7 +16,7 @@ import blake3
 
 from node.errors import StartupError
 from node.file_lock import FileLock
-from sampler.engines.frame_memory import DIRECTORY_VARIABLE
+from sampler.engines.words.frame_memory import DIRECTORY_VARIABLE
 
 START_LIMIT_S: Final = 280.0
 END_LIMIT_S: Final = 20.0

@@ -19,10 +19,10 @@ import torch
 from node.text_rules import TextRules
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
-from sampler.engines.frame_memory import Rooms, open_frame_memory
-from sampler.engines.model_words import ArrayWords
-from sampler.engines.shared_words import move_frames
-from sampler.engines.torch_engine import TorchEngine
+from sampler.engines.torch.torch_engine import TorchEngine
+from sampler.engines.words.frame_memory import Rooms, open_frame_memory
+from sampler.engines.words.model_words import ArrayWords
+from sampler.engines.words.shared_words import move_frames
 from support.http_server import posted_to
 from support.model_words import words_of
 

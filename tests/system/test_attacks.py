@@ -13,7 +13,7 @@ from deploy.demo.warm_start import make_base_model
 from deploy.runs.processes import children_below
 from deploy.runs.records import StepTail, read_ledger
 from deploy.runs.run_directory import COORDINATOR
-from node.commands.status_command import fetch_status
+from node.commands.status.status_command import fetch_status
 from support.waiting import until
 
 ATTACKS = (

@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from learner.training.model import load_policy
+from learner.model.model import load_policy
 from node.errors import StartupError
-from sampler.engines.live_model import LiveModel
+from sampler.engines.torch.live_model import LiveModel
 from support.tiny_model import make_tiny_model
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from deploy.runs.records import StepTail, differing_groups, read_ledger
 from deploy.runs.run_directory import COORDINATOR, LEARNER, Ports, RunDirectory, Section, role_of
 from deploy.runs.run_session import RunSession
 from node.commands.cli import main
-from node.commands.status_command import fetch_status
+from node.commands.status.status_command import fetch_status
 from node.protocol import OURS
 from support.tiny_model import make_tiny_model
 from support.waiting import eventually, until

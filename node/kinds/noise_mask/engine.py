@@ -18,8 +18,8 @@ from node.kinds.noise_mask.network import NoiseMaskModel, log_density, read_prom
 from node.kinds.noise_mask.values import EDGE, MaskSizes
 from node.rollout import Completion, Finish
 from sampler.engines.engine import PROBE_ID, EngineSettings, GenerationRequest
-from sampler.engines.live_model import LiveModel
-from sampler.engines.whole_request_engine import WholeRequestEngine, refuse_truncation
+from sampler.engines.torch.live_model import LiveModel
+from sampler.engines.torch.whole_request_engine import WholeRequestEngine, refuse_truncation
 
 Floats = NDArray[np.float32]
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from learner.training.micro_batches import MicroBatch
-from learner.training.scorer import UNBOUNDED, Scorer
+from learner.model.micro_batches import MicroBatch
+from learner.model.scorer import UNBOUNDED, Scorer
 from node.kinds.noise_mask.network import NoiseMaskModel, log_density, read_prompts
 from node.kinds.noise_mask.values import MaskSizes
 from node.rollout import RolloutGroup

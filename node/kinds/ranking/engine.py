@@ -24,8 +24,8 @@ from node.kinds.ranking.values import (
 from node.kinds.registry import model_config
 from node.rollout import Completion, Finish
 from sampler.engines.engine import EngineSettings, GenerationRequest
-from sampler.engines.live_model import LiveModel
-from sampler.engines.whole_request_engine import ROWS_AT_ONCE, WholeRequestEngine, refuse_truncation
+from sampler.engines.torch.live_model import LiveModel
+from sampler.engines.torch.whole_request_engine import ROWS_AT_ONCE, WholeRequestEngine, refuse_truncation
 
 
 class RankingEngine(WholeRequestEngine):

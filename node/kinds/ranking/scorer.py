@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from learner.training.scorer import UNBOUNDED, Scorer
+from learner.model.scorer import UNBOUNDED, Scorer
 from node.kinds.ranking.values import (
     PAIRED_TOKENS,
     Pairs,

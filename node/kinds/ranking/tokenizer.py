@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from node.errors import Reason, RefusedError
 from node.kinds.ranking.values import prompt_of, read_text, separator_of
 from node.kinds.registry import model_config
-from sampler.engines.model_tokenizer import ModelTokenizer
+from sampler.engines.text.model_tokenizer import ModelTokenizer
 
 
 def ranking_tokenizer(tokenizer: ModelTokenizer, model_dir: Path) -> "RankingTokenizer":

@@ -12,7 +12,7 @@ import numpy as np
 from node.errors import Reason, RefusedError
 from node.rollout import Completion, Finish
 from sampler.engines.engine import GenerationRequest
-from sampler.engines.stop_strings import StopSearch
+from sampler.engines.text.stop_strings import StopSearch
 
 
 @dataclass(slots=True, eq=False)

@@ -21,10 +21,10 @@ from typing import cast
 from node.errors import ConfigError, RefusedError, StartupError
 from sampler.engines.engine import Engine, EngineSettings
 from sampler.engines.engine_registry import load_engine
-from sampler.engines.frame_memory import Rooms, mapped
 from sampler.engines.own_process.messages import Message, error_message, receive, request_from, send
 from sampler.engines.restartable_engine import FAULTS
-from sampler.engines.shared_words import move_frames
+from sampler.engines.words.frame_memory import Rooms, mapped
+from sampler.engines.words.shared_words import move_frames
 from sampler.process_tree import adopt_orphans
 
 

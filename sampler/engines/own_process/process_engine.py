@@ -27,12 +27,12 @@ from node.errors import ConfigError, StartupError
 from node.telemetry.printed_lines import PrintedLines
 from node.weights.format.layout import Layout, TensorSpec
 from sampler.engines.engine import EngineSettings, GenerationRequest
-from sampler.engines.frame_memory import mapped, unnamed_frame_memory
-from sampler.engines.model_tokenizer import tokenizer_of
-from sampler.engines.model_words import THREADS
 from sampler.engines.own_process.messages import Message, error_from, receive, request_from, send
 from sampler.engines.restartable_engine import EngineEndedError
-from sampler.engines.shared_words import SharedWords
+from sampler.engines.text.model_tokenizer import tokenizer_of
+from sampler.engines.words.frame_memory import mapped, unnamed_frame_memory
+from sampler.engines.words.model_words import THREADS
+from sampler.engines.words.shared_words import SharedWords
 from sampler.process_tree import kill_tree
 
 LOAD_LIMIT_S: Final = 3600.0

@@ -21,11 +21,11 @@ from typing import Final
 from node.errors import StartupError
 from sampler.engines.engine import TEXT_PROBE, EngineSettings, GenerationRequest, check_fits
 from sampler.engines.engine_options import RemoteOptions
-from sampler.engines.model_tokenizer import ModelTokenizer
 from sampler.engines.remote.server_session import ServerSession
 from sampler.engines.remote.vllm_server import ServerError
-from sampler.engines.shared_words import SharedWords
+from sampler.engines.text.model_tokenizer import ModelTokenizer
 from sampler.engines.vllm.model_directory import DeclaredTensors
+from sampler.engines.words.shared_words import SharedWords
 
 LOOK_S: Final = 10.0
 """How often a server is asked for its progress, unless a request has no token yet: then in every step."""

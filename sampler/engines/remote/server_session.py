@@ -27,17 +27,17 @@ from node.text_rules import differing_rules
 from node.weights.format.layout import Layout
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.engine_options import RemoteOptions
-from sampler.engines.frame_memory import DIRECTORY_VARIABLE, make_frame_memory, remove_frame_memory
-from sampler.engines.model_tokenizer import ModelTokenizer
-from sampler.engines.model_words import THREADS
 from sampler.engines.remote.vllm_server import GENERATE, ServerError, VllmServer
-from sampler.engines.shared_words import SharedWords
+from sampler.engines.text.model_tokenizer import ModelTokenizer
 from sampler.engines.vllm.completions import (
     completions_in,
     most_answer_bytes,
     sampling_arguments,
     version_label,
 )
+from sampler.engines.words.frame_memory import DIRECTORY_VARIABLE, make_frame_memory, remove_frame_memory
+from sampler.engines.words.model_words import THREADS
+from sampler.engines.words.shared_words import SharedWords
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from node.errors import StartupError
 from node.weights.format.layout import Layout
 from node.weights.format.model_files import StoredDtypes, weight_files
 from node.weights.format.model_tensors import canonical_tensors, tensor_specs
-from sampler.engines.torch_words import SHIFT
 from sampler.engines.vllm.shards import Shard
+from sampler.engines.words.torch_words import SHIFT
 
 Form = Mapping[str, Tensor]
 """A tensor as files may hold it: names there -> the rows that each has, [n], counted over all dimensions but

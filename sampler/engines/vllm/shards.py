@@ -16,7 +16,7 @@ from torch import Tensor
 from node.weights.format.digests import Words
 from node.weights.format.dtypes import BFLOAT16
 from node.weights.format.layout import FrameSpan, Layout
-from sampler.engines.torch_words import halves_of, put_words, words_in
+from sampler.engines.words.torch_words import halves_of, put_words, words_in
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -23,7 +23,7 @@ import torch
 from vllm import envs
 from vllm.distributed.device_communicators.shm_broadcast import ShmRingBuffer
 
-from sampler.engines.frame_memory import DIRECTORY_VARIABLE
+from sampler.engines.words.frame_memory import DIRECTORY_VARIABLE
 
 _SHARED_MEMORY: Final = Path("/dev/shm")
 

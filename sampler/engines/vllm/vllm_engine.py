@@ -26,11 +26,11 @@ from node.errors import ConfigError, Reason, RefusedError, StartupError
 from node.rollout import Completion
 from sampler.engines.engine import TEXT_PROBE, EngineSettings, GenerationRequest, check_fits
 from sampler.engines.engine_options import VllmOptions
-from sampler.engines.frame_memory import Rooms, make_frame_memory, remove_frame_memory
-from sampler.engines.model_tokenizer import ModelTokenizer
-from sampler.engines.model_words import THREADS, LiveWords
-from sampler.engines.shared_words import SharedWords
+from sampler.engines.text.model_tokenizer import ModelTokenizer
 from sampler.engines.vllm.completions import completion_of, sampling_arguments
+from sampler.engines.words.frame_memory import Rooms, make_frame_memory, remove_frame_memory
+from sampler.engines.words.model_words import THREADS, LiveWords
+from sampler.engines.words.shared_words import SharedWords
 
 # Read by vLLM when it is imported.
 os.environ.update(

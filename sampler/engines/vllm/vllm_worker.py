@@ -25,11 +25,11 @@ from vllm.v1.sample.sampler import Sampler
 
 from node.errors import StartupError
 from node.text_rules import TextRules
-from sampler.engines.frame_memory import Rooms, open_frame_memory
-from sampler.engines.shared_words import move_frames
 from sampler.engines.vllm.live_parameters import LiveParameters, keep_packed_words, live_parameters
 from sampler.engines.vllm.model_directory import DeclaredTensors
 from sampler.engines.vllm.shared_names import note_queues, remove_meeting, remove_queue_names
+from sampler.engines.words.frame_memory import Rooms, open_frame_memory
+from sampler.engines.words.shared_words import move_frames
 from sampler.process_tree import adopt_orphans
 
 _REQUEST: Final = re.compile(r"([0-9a-f]{32})\.(\d+)")

@@ -13,7 +13,7 @@ from node.questions.data_row import column_of
 from node.task_options import TaskNeeds
 from sampler.graders.code.code_options import CodeOptions, CodeSettings
 from sampler.graders.code.program_tests import check_tests
-from sampler.tasks.grader_link import check_socket
+from sampler.tasks.processes.grader_link import check_socket
 
 PROGRAMS_AT_ONCE: Final = 8
 """Most sandboxes side by side of a grader process; fewer where there are fewer cores."""

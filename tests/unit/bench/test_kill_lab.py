@@ -25,7 +25,7 @@ from learner.step_log import TrainedGroup
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec
-from sampler.engines.model_words import ArrayWords
+from sampler.engines.words.model_words import ArrayWords
 from sampler.versions.version_files import save_held
 from support.step_lines import make_step_line
 from support.weights import Learner as Weights

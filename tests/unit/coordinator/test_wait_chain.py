@@ -10,7 +10,7 @@ import pytest
 import learner
 import node
 import sampler
-from node.commands.why_stalled_command import told
+from node.commands.status.why_stalled_command import told
 from node.coordinator.fleet.wait_chain import (
     PASSING,
     PASSING_S,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from node.commands import join_command, token_command
+from node.commands.joining import join_command, token_command
 
 CLOUD = Path(__file__).parents[3] / "deploy" / "cloud"
 FILES = sorted(CLOUD.glob("*.yaml"))

@@ -92,7 +92,7 @@ def test_a_verifier_needs_no_torch(tmp_path: Path) -> None:
     make_tiny_model(tmp_path)
     without_torch = (
         "import sys; sys.modules['torch'] = None; from pathlib import Path; import sampler.verifier_role;"
-        "from sampler.engines.model_tokenizer import tokenizer_of;"
+        "from sampler.engines.text.model_tokenizer import tokenizer_of;"
         "tokenizer = tokenizer_of(Path(sys.argv[1])); print(len(tokenizer.decode(tokenizer.encode('1+2='))))"
     )
     command = [sys.executable, "-c", without_torch, str(tmp_path)]

@@ -7,7 +7,8 @@ import pytest
 from cryptography import x509
 
 from node.clock import moment
-from node.commands import init_command, token_command
+from node.commands import init_command
+from node.commands.joining import token_command
 from node.enrolment.enrolment_ledger import note_incomplete
 from node.enrolment.init_run import init_run
 from node.enrolment.tokens import Token

@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from learner.journal import checkpoint
+from learner.journal.checkpoint import CheckpointStore
 from learner.journal.checkpoint_index import newest_index, versions_in
 from learner.journal.progress import Progress
 from learner.journal.restart import JournalPlace
+from learner.model.model import Policy, load_policy
 from learner.objective.entropy_switch import EntropySwitch
 from learner.publishing.signer import raise_epoch
+from learner.step.train_step import train_step
 from learner.step_log import RollbackLine, StepLine, StepLog, TrainedGroup
-from learner.training import checkpoint
-from learner.training.checkpoint import CheckpointStore
-from learner.training.model import Policy, load_policy
-from learner.training.train_step import train_step
 from node.rollout import RolloutGroup
 from node.run import StepRecord, StepReport
 from node.sealed import sealed, unsealed

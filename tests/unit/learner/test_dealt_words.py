@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.ranks.dealt_words import Sharding
+from learner.ranks.words.dealt_words import Sharding
 from learner.sizing.mesh_sizes import Coordinate, MeshSizes
 
 STAGES = 3

@@ -15,22 +15,22 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, Mix
 from bench.forked_context import forked_context
 from bench.whole_versions import encode_version
 from learner.export import export_version
+from learner.journal import checkpoint
 from learner.journal.checkpoint_index import versions_in
 from learner.journal.progress import BestVersion, Progress
+from learner.model.model import Policy, load_policy
 from learner.publishing.kept_versions import KeptVersions, Wanted, published_versions
 from learner.publishing.model_copy import ModelCopy
 from learner.publishing.spaced_versions import Spacing
-from learner.training import checkpoint
-from learner.training.model import Policy, load_policy
-from learner.training.train_step import train_step
+from learner.step.train_step import train_step
 from node.commands.cli import main
 from node.identity.signatures import SigningKey
 from node.rollout import RolloutGroup
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.manifest import sign
 from node.weights.store.artifact_store import ArtifactStore
-from sampler.engines.model_words import version_of
-from sampler.engines.torch_engine import TorchEngine
+from sampler.engines.torch.torch_engine import TorchEngine
+from sampler.engines.words.model_words import version_of
 from support.checkpoints import open_checkpoints, save
 from support.export_memory import rise_in_export
 from support.groups import make_completion, make_group

@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from learner.training.master_access import MasterAccess
+from learner.masters.master_access import MasterAccess
 from support.clock import ManualClock
 
 

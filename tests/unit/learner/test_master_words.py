@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from learner.training.master_words import MasterWords, root_of
+from learner.masters.master_words import MasterWords, root_of
 from node.weights.assembly.held import HeldPolicy
 from node.weights.assembly.public_base import PublicBase
 from node.weights.format.digests import Words

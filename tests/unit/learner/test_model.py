@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
-from learner.training.model import Policy, load_policy
-from learner.training.scorer import has_plain_head
+from learner.model.model import Policy, load_policy
+from learner.model.scorer import has_plain_head
 from node.errors import StartupError
 from support.tiny_model import make_tiny_model
 

@@ -12,13 +12,13 @@ from transformers import PreTrainedModel
 
 from learner.config import LearnerConfig
 from learner.intake.group_verdict import GroupRules, judge
+from learner.model.micro_batches import collate, objective_batch
+from learner.model.model import Policy, ScoringModel, load_policy
+from learner.model.sliced_loading import EmptyModel
 from learner.objective.advantage import leave_one_out_advantage
+from learner.step.step_loss import StepLoss, add_gradient
+from learner.step.train_step import train_step
 from learner.step_settings import StepSettings
-from learner.training.micro_batches import collate, objective_batch
-from learner.training.model import Policy, ScoringModel, load_policy
-from learner.training.sliced_loading import EmptyModel
-from learner.training.step_loss import StepLoss, add_gradient
-from learner.training.train_step import train_step
 from node.kinds.noise_mask.classifier import error, fine_tune
 from node.kinds.noise_mask.network import NoiseMaskClassifier, NoiseMaskModel, log_density, read_prompts
 from node.rollout import RolloutGroup

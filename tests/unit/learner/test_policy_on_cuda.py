@@ -14,13 +14,13 @@ from torch import Tensor
 from learner.config import LearnerConfig
 from learner.journal.progress import Progress
 from learner.journal.restart import JournalPlace
+from learner.masters.master_words import MasterWords
+from learner.masters.version_coder import LocalCoder
+from learner.model.model import Policy, load_policy, load_reference
 from learner.objective.menu import MENU
+from learner.step.train_step import StepOutcome, train_step
 from learner.step_settings import StepSettings
-from learner.training.master_words import MasterWords
-from learner.training.model import Policy, load_policy, load_reference
 from learner.training.random_state import RandomState
-from learner.training.train_step import StepOutcome, train_step
-from learner.training.version_coder import LocalCoder
 from node.kinds.ranking.values import as_text
 from node.rollout import RolloutGroup
 from node.weights.format.digests import Words

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from bench.whole_versions import encode_version
+from learner.masters.master_words import MasterWords
 from learner.publishing.further_artifacts import FurtherArtifacts
 from learner.publishing.signer import Signer
-from learner.training.master_words import MasterWords
 from node.errors import Reason
 from node.policy import ArtifactKey, PolicyVersion
 from node.weights.assembly.held import HeldPolicy

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from learner.model.micro_batches import collate
+from learner.model.model import load_policy
 from learner.objective.advantage import leave_one_out_advantage
 from learner.objective.batch import ObjectiveBatch
 from learner.objective.registry import load_objective
-from learner.training.micro_batches import collate
-from learner.training.model import load_policy
 from node.kinds.ranking import scorer as ranking_scorer
 from node.kinds.ranking.scorer import RankingScorer, ranking_logprobs
 from node.kinds.ranking.values import prompt_of, ranking_logprob

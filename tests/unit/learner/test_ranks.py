@@ -15,14 +15,14 @@ import pytest
 import torch
 
 from learner.config import LearnerConfig
+from learner.model.micro_batches import micro_batches, row_lengths, share_out
+from learner.model.work_shares import Instruction
 from learner.ranks.errors import is_out_of_memory
 from learner.ranks.fates import Child, Neighbour
 from learner.ranks.meeting import check_world_size
 from learner.sizing.mesh_sizes import MeshSizes
+from learner.step.step_inputs import StepInputs
 from learner.step_settings import StepSettings
-from learner.training.micro_batches import micro_batches, row_lengths, share_out
-from learner.training.step_inputs import StepInputs
-from learner.training.work_shares import Instruction
 from node.errors import StartupError
 from node.wire.rollouts import group_from_wire, group_to_wire
 from support.made_up_groups import groups_with_replies

@@ -7,9 +7,9 @@ import torch
 from pydantic import ValidationError
 
 from learner.config import LearnerConfig
-from learner.training.model import load_policy
-from learner.training.optimizer import rate_share
-from learner.training.train_step import train_step
+from learner.model.model import load_policy
+from learner.step.optimizer import rate_share
+from learner.step.train_step import train_step
 from support.groups import make_group
 from support.step_settings import make_step_settings
 from support.tiny_model import make_tiny_model

@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, GraniteConfig, LlamaConfig
 from transformers import PretrainedConfig as Config
 
-from learner.training.scorer import has_plain_head
-from learner.training.sliced_loading import EmptyModel
+from learner.model.scorer import has_plain_head
+from learner.model.sliced_loading import EmptyModel
 from support.tiny_model import make_tiny_model
 
 SIZES: Any = {

@@ -15,9 +15,9 @@ from transformers import (
     PreTrainedModel,
 )
 
-from learner.ranks.stages import check_stages, keep_stage, layers_of
-from learner.training import sliced_loading
-from learner.training.micro_batches import collate, even_micro_batches, padded, row_lengths
+from learner.model import sliced_loading
+from learner.model.micro_batches import collate, even_micro_batches, padded, row_lengths
+from learner.ranks.shards.stages import check_stages, keep_stage, layers_of
 from node.errors import StartupError
 from support.made_up_groups import groups_with_replies
 from support.refusals import cannot_start
@@ -114,7 +114,7 @@ def test_a_family_whose_layers_share_more_than_hidden_states_is_refused(
         return model
 
     small = sliced_loading.small_model
-    monkeypatch.setattr("learner.ranks.stages.small_model", sharing)
+    monkeypatch.setattr("learner.ranks.shards.stages.small_model", sharing)
     with cannot_start("LlamaForCausalLM", "learner.pp"):
         check_stages(llama(), stages=2)
 

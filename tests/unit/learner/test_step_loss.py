@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from learner.model.model import Policy
 from learner.objective.menu import MENU
+from learner.step.train_step import train_step
 from learner.step_settings import StepSettings
-from learner.training.model import Policy
-from learner.training.train_step import train_step
 from node.rollout import Completion, RolloutGroup
 from support.groups import make_completion, make_group
 from support.made_up_groups import (

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from learner.training.token_logprob import token_logprob
+from learner.model.token_logprob import token_logprob
 
 TOKENS, WIDTH, VOCABULARY = 11, 6, 17
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from learner.model.micro_batches import objective_batch
+from learner.model.model import Policy
 from learner.objective.advantage import centred_advantage
 from learner.objective.divergence import kl_penalty
 from learner.objective.surrogate import clipped_surrogate
-from learner.training.micro_batches import objective_batch
-from learner.training.model import Policy
-from learner.training.step_loss import group_discount
-from learner.training.train_step import train_step
+from learner.step.step_loss import group_discount
+from learner.step.train_step import train_step
 from node.rollout import RolloutGroup
 from support.groups import make_completion, make_group
 from support.made_up_groups import (

@@ -11,7 +11,7 @@ from typing import Any
 import blake3
 import pytest
 
-from learner.training.uncached_files import UncachedFile, digest_of
+from learner.masters.uncached_files import UncachedFile, digest_of
 
 BUFFER = 4 << 20
 OPEN = os.open

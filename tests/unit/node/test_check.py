@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from node.checks.check import DRY_RUN, EVERYTHING, START, Check, Finding, Grade, Needs, examine, require
-from node.commands.findings import faults_of, show
+from node.commands.doctor.findings import faults_of, show
 from node.errors import ConfigError, NotReadyError, StartupError
 
 FAULT = StartupError("it is not there", fix="Put it there.")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from node.commands import status_command
-from node.commands.status_view import render
+from node.commands.status import status_command
+from node.commands.status.status_view import render
 from node.enrolment.init_run import init_run
 from node.evaluation import Evaluation, EvaluationStatus
 from node.exit_code import ExitCode

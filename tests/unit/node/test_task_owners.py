@@ -20,14 +20,14 @@ OWNED_OTHERWISE: Final = {
     "node/clients/submission_stream.py self._reader": "it tells its groups what it meets",
     "node/coordinator/run_ledger.py self._worker": "it tells its requests what it meets",
     "node/process/daemon.py services": "awaited at once",
-    "node/rpc/entrance.py task": "one of `tasks`, which are put away",
+    "node/rpc/strangers/entrance.py task": "one of `tasks`, which are put away",
     "node/coordinator/model_servicer.py self._listing": "awaited by whoever asks",
     "node/coordinator/submission_door.py task": "one of `pending`, which are put away",
     "node/weights/transfer/lane.py": "one of `_decoding`, which are gathered",
     "node/weights/transfer/sources.py watches": "gathered",
     "sampler/tasks/environments/drawn_turns.py asking": "a queue's, which raises nothing",
-    "sampler/tasks/grader_pool.py self._starting": "gathered; it takes its own errors",
-    "sampler/tasks/grader_process.py self._printing": "put away under another name",
+    "sampler/tasks/processes/grader_pool.py self._starting": "gathered; it takes its own errors",
+    "sampler/tasks/processes/grader_process.py self._printing": "put away under another name",
 }
 
 

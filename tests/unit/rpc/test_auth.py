@@ -1,5 +1,5 @@
 from node.limits import MESSAGE_BYTES
-from node.rpc.auth import RULES, service_of
+from node.rpc.calls.auth import RULES, service_of
 from node.run import Role
 from support.rpc import METHODS
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.rpc.call_rates import CallRates, Rate
+from node.rpc.calls.call_rates import CallRates, Rate
 
 RATE = Rate(per_s=2, burst=4, refused=3)
 

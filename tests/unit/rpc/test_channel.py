@@ -7,7 +7,7 @@ import pytest
 from node import limits
 from node.errors import Reason, RefusedError, StartupError
 from node.identity.peer import Peer, server_name
-from node.rpc.auth import USER_AGENT_PREFIX
+from node.rpc.calls.auth import USER_AGENT_PREFIX
 from node.rpc.channel import (
     HUB_CLOCK_KEY,
     REASON_KEY,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.rpc.channel import Purpose, dial
-from node.rpc.client_hello import MOST_BYTES, server_name_in
+from node.rpc.strangers.client_hello import MOST_BYTES, server_name_in
 from node.run import Role
 from support.client_hello import client_hello
 from support.identity import make_run

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.rpc.places import NoPlaceError, PlaceLimits, Places, origin
+from node.rpc.strangers.places import NoPlaceError, PlaceLimits, Places, origin
 
 LIMITS = PlaceLimits(connections=4, per_address=3, kept_s=5.0)
 

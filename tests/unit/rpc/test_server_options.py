@@ -9,9 +9,9 @@ import pytest
 from node.clock import SystemClock
 from node.identity.revocation import RevocationList
 from node.limits import MESSAGE_BYTES, ROLLOUT_MESSAGE_BYTES
+from node.rpc.calls.live_rpcs import Admission
+from node.rpc.calls.server import Audience, RpcServer, ServerLimits
 from node.rpc.channel import Keepalive
-from node.rpc.live_rpcs import Admission
-from node.rpc.server import Audience, RpcServer, ServerLimits
 
 
 class Told(Exception):  # noqa: N818 - carries what was told

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from sampler.tasks.code_digest import _modules
-from sampler.tasks.grader_pool import GraderPool
-from sampler.tasks.grader_requests import TaskChangedError
+from sampler.tasks.processes.grader_pool import GraderPool
+from sampler.tasks.processes.grader_requests import TaskChangedError
 from sampler.tasks.task import TaskSetup
 from support.graded_texts import grader_of, grading, texts
 from support.refusals import naming

@@ -10,7 +10,7 @@ from node.failure import Failure
 from sampler.graders.code.code_options import CodeOptions
 from sampler.graders.code.program_runs import ProgramResult, ProgramRuns
 from sampler.graders.code.sandbox import Sandbox, find_sandbox
-from sampler.tasks.grader_requests import TaskError
+from sampler.tasks.processes.grader_requests import TaskError
 from sampler.tasks.task import TaskSetup, load_task
 from support.graded_texts import grading, setup_of, texts
 from support.refusals import misconfigured, naming

@@ -8,7 +8,7 @@ import pytest
 from node.rollout import Finish
 from node.sampling_parameters import SamplingParameters
 from sampler.engines.engine import GenerationRequest
-from sampler.engines.model_words import copy_words
+from sampler.engines.words.model_words import copy_words
 from support.model_words import words_of
 from support.tiny_model import make_tiny_model
 from support.torch_engines import made, scores_of

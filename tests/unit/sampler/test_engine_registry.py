@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from sampler.config import SamplerConfig
 from sampler.engines.engine_registry import ENGINES, chosen_engine, load_engine
-from sampler.engines.torch_engine import TorchEngine
+from sampler.engines.torch.torch_engine import TorchEngine
 from support.refusals import misconfigured
 from support.tiny_model import make_tiny_model
 
@@ -27,7 +27,9 @@ def test_a_wrong_name_is_refused_with_the_names_there_are(name: str) -> None:
         SamplerConfig(model_dir=Path("model"), engine=name)
 
 
-@pytest.mark.parametrize("name", ["no_such_package.engine:load", "sampler.engines.torch_engine:no_such"])
+@pytest.mark.parametrize(
+    "name", ["no_such_package.engine:load", "sampler.engines.torch.torch_engine:no_such"]
+)
 def test_an_engine_that_cannot_be_imported_is_refused_by_its_name(name: str) -> None:
     config = SamplerConfig(model_dir=Path("model"), engine=name)
     with misconfigured("no_such", key="sampler.engine") as refused:

@@ -17,9 +17,9 @@ from sampler.config import SamplerConfig
 from sampler.engines import engine_thread
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.engine_thread import RESTARTS, Change, EngineHungError, EngineThread
-from sampler.engines.model_words import ArrayWords, copy_words, version_of
 from sampler.engines.own_process.process_engine import ProcessEngine
 from sampler.engines.restartable_engine import EngineFaultError, RestartableEngine
+from sampler.engines.words.model_words import ArrayWords, copy_words, version_of
 from sampler.metrics import SamplerMetrics
 from sampler.sampler_role import load_configured_engine
 from sampler.served_policy import Event, ServedPolicy, State

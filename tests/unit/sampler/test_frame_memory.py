@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from node.limits import FRAME_WORDS
-from sampler.engines.frame_memory import (
+from sampler.engines.words.frame_memory import (
     DIRECTORY_VARIABLE,
     make_frame_memory,
     open_frame_memory,

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sampler.tasks.grader_link import check_socket
-from sampler.tasks.grader_process import environment
-from sampler.tasks.grader_requests import TaskError
+from sampler.tasks.processes.grader_link import check_socket
+from sampler.tasks.processes.grader_process import environment
+from sampler.tasks.processes.grader_requests import TaskError
 from sampler.tasks.task import TaskSetup
 from support.graded_texts import grading, setup_of, texts
 from support.refusals import cannot_start, naming
@@ -38,7 +38,7 @@ async def served(path: Path) -> AsyncIterator[list[asyncio.subprocess.Process]]:
                         await asyncio.create_subprocess_exec(
                             sys.executable,
                             "-m",
-                            "sampler.tasks.grader_worker",
+                            "sampler.tasks.processes.grader_worker",
                             stdin=connection.fileno(),
                             env={**environment(()), "MARK": str(path)},
                             stdout=connection.fileno(),

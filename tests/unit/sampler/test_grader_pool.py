@@ -8,8 +8,8 @@ import pytest
 import pytest_asyncio
 
 from node.failure import Failure
-from sampler.tasks.grader_pool import GraderPool
-from sampler.tasks.grader_requests import TaskError, TaskUnusableError
+from sampler.tasks.processes.grader_pool import GraderPool
+from sampler.tasks.processes.grader_requests import TaskError, TaskUnusableError
 from sampler.tasks.task import CompletionText, TaskSetup
 from support.bad_prompts import GO, HELD, PLACE
 from support.graded_texts import grader_of, texts

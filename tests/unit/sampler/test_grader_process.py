@@ -5,7 +5,7 @@ import pytest
 import pytest_asyncio
 
 from node.failure import Failure
-from sampler.tasks.grader_requests import TaskError
+from sampler.tasks.processes.grader_requests import TaskError
 from support.graded_texts import LoneGrader, grader_of, texts
 from support.refusals import naming
 

@@ -12,8 +12,8 @@ import pytest
 import uvloop
 
 from node.failure import Failure
-from sampler.tasks.grader_pool import GraderPool
-from sampler.tasks.grader_requests import TaskError
+from sampler.tasks.processes.grader_pool import GraderPool
+from sampler.tasks.processes.grader_requests import TaskError
 from sampler.tasks.task import TaskSetup
 from support.graded_texts import grader_of, grading, texts
 from support.waiting import until
@@ -168,7 +168,7 @@ def test_a_grader_that_ends_between_two_groups_costs_none() -> None:
 GRADING = """
 import asyncio
 from sampler.tasks.task import TaskSetup
-from sampler.tasks.grader_pool import GraderPool
+from sampler.tasks.processes.grader_pool import GraderPool
 from support.graded_texts import grader_of, prompt_of, texts
 
 async def main():

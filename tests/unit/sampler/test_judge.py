@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from sampler.graders.judge.asking import Judge
 from sampler.graders.judge.judge_endpoint import JudgeEndpoint
 from sampler.graders.judge.judge_options import JudgeOptions
-from sampler.tasks.grader_requests import TaskError
+from sampler.tasks.processes.grader_requests import TaskError
 from sampler.tasks.task import CompletionText, GraderOutageError, Outage, TaskSetup, load_task
 from support.graded_texts import grading, setup_of, texts
 from support.judge_server import JudgeServer, Request, judge_server

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sampler.engines.model_words import ArrayWords, frame_digests
+from sampler.engines.words.model_words import ArrayWords, frame_digests
 from sampler.versions.held_version import MemoryScrub
 from support.model_words import live_words, words_of
 from support.weights import LAYOUT, random_words

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from node.errors import Reason, RefusedError
-from sampler.engines.model_tokenizer import ModelTokenizer
-from sampler.engines.stop_strings import StopSearch
-from sampler.engines.template_process import TemplateProcess
+from sampler.engines.text.model_tokenizer import ModelTokenizer
+from sampler.engines.text.stop_strings import StopSearch
+from sampler.engines.text.template_process import TemplateProcess
 from support.byte_tokenizer import BOS, CHATML, ENDOFTEXT, IM_END, IM_START, PAD, make_byte_tokenizer
 from support.refusals import cannot_start, refused
 

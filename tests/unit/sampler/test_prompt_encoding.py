@@ -9,8 +9,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from node.errors import Reason
-from sampler.engines.model_tokenizer import ModelTokenizer
-from sampler.engines.template_process import TemplateProcess
+from sampler.engines.text.model_tokenizer import ModelTokenizer
+from sampler.engines.text.template_process import TemplateProcess
 from support.refusals import refused
 
 BOS, USER, ASSISTANT = "<bos>", "<user>", "<assistant>"

@@ -12,10 +12,10 @@ import pytest
 
 from node.errors import Reason
 from node.rollout import Finish
-from sampler.engines.model_words import ArrayWords, copy_words, version_of
 from sampler.engines.remote.remote_engine import RemoteEngine
 from sampler.engines.remote.vllm_server import GENERATE, ServerError
 from sampler.engines.restartable_engine import RestartableEngine
+from sampler.engines.words.model_words import ArrayWords, copy_words, version_of
 from support.model_words import words_of
 from support.refusals import naming, refused
 from support.remote_engines import PLAIN, asked, run_out

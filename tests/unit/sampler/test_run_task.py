@@ -12,8 +12,8 @@ from node.rollout import PromptLease
 from node.sampling_parameters import SamplingParameters
 from sampler.engines.engine import Tokenizer
 from sampler.rollouts.run_task import RunTask, prompts_of
-from sampler.tasks.grader_pool import GraderPool, Prompt
-from sampler.tasks.grader_requests import TaskDescription
+from sampler.tasks.processes.grader_pool import GraderPool, Prompt
+from sampler.tasks.processes.grader_requests import TaskDescription
 from sampler.tasks.task import Message, TaskSetup
 from support.graded_texts import grader_of
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.weights.format.layout import FrameSpan, Layout, TensorSpec
-from sampler.engines.shared_words import SharedWords, move_frames
 from sampler.engines.vllm.shards import ParameterWords, Shard
+from sampler.engines.words.shared_words import SharedWords, move_frames
 from support.refusals import cannot_start
 
 DEVICES = 2

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sampler.engines.stop_strings import StopSearch, text_before_stop
+from sampler.engines.text.stop_strings import StopSearch, text_before_stop
 
 
 class Bytes:

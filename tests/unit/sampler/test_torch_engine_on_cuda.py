@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from node.sampling_parameters import SamplingParameters
-from sampler.engines.torch_engine import TorchEngine
+from sampler.engines.torch.torch_engine import TorchEngine
 from support.tiny_model import make_tiny_model
 from support.torch_engines import assert_scored, request, run_out
 

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from node.weights.format.layout import FrameSpan, Layout, TensorSpec
-from sampler.engines.model_words import ArrayWords, copy_words
-from sampler.engines.torch_words import LiveTensors, TorchWords, aliases
+from sampler.engines.words.model_words import ArrayWords, copy_words
+from sampler.engines.words.torch_words import LiveTensors, TorchWords, aliases
 from support.model_words import words_of
 from support.refusals import cannot_start
 

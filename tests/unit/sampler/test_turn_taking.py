@@ -17,8 +17,8 @@ from sampler.metrics import SamplerMetrics
 from sampler.rollouts.run_task import RunTask
 from sampler.rollouts.turn_taking import TurnTaking, split_request_id
 from sampler.rollouts.work_queue import Job, JobState
-from sampler.tasks.grader_pool import GraderPool
-from sampler.tasks.grader_requests import TaskDescription, TaskError
+from sampler.tasks.processes.grader_pool import GraderPool
+from sampler.tasks.processes.grader_requests import TaskDescription, TaskError
 from support.graded_texts import prompt_of
 from support.groups import SAMPLING
 

@@ -14,8 +14,8 @@ from node.weights.assembly.apply import WrongBaseError
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import DamagedFrameError, signed_by
-from sampler.engines.model_words import ArrayWords, ModelWords
-from sampler.engines.torch_words import LiveTensors
+from sampler.engines.words.model_words import ArrayWords, ModelWords
+from sampler.engines.words.torch_words import LiveTensors
 from sampler.versions.delta_log import DeltaLog, LoggedArtifact
 from sampler.versions.held_version import MemoryScrub
 from sampler.versions.version_assembly import VersionAssembly

@@ -5,7 +5,7 @@ import pytest
 
 from node.policy import PolicyVersion
 from node.weights.format.layout import Layout, TensorSpec
-from sampler.engines.model_words import ArrayWords, version_of
+from sampler.engines.words.model_words import ArrayWords, version_of
 from sampler.versions.version_files import load_held, save_held
 from support.weights import LAYOUT, random_words
 

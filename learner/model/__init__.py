@@ -1,0 +1,1 @@
+"""The model in training: loaded, scored, shared out between ranks."""

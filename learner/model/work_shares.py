@@ -1,0 +1,170 @@
+"""The exchanges between a learner's ranks in a step, as its code asks for them.
+
+Every rank runs the same step on the same groups. It scores its own rows, holds its own part of parameters,
+gradients and moments, and evaluates the loss over the whole batch: a few floats a token travel. One
+rank has everything, and nothing to exchange; ``learner.ranks`` has the other implementation.
+"""
+
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+
+import torch
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+from torch.optim import Optimizer
+
+from learner.masters.master_words import MasterWords, PolicyWords
+from learner.model.micro_batches import micro_batches
+from node.weights.format.layout import Layout
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from learner.model.model import Passes
+    from learner.model.scorer import Scorer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Instruction:
+    """Something that the first rank has the others do, and what it takes; nothing is pickled."""
+
+    name: str
+    values: Mapping[str, Any]
+    blobs: Sequence[bytes] = ()
+
+    def to_bytes(self) -> bytes:
+        """Return it encoded."""
+        told = {"name": self.name, "values": self.values, "blobs": [len(blob) for blob in self.blobs]}
+        header = json.dumps(told).encode()
+        return b"".join([len(header).to_bytes(8, "little"), header, *self.blobs])
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Return what ``to_bytes`` encoded."""
+        start = 8 + int.from_bytes(data[:8], "little")
+        told = json.loads(data[8:start])
+        ends = itertools.accumulate(told["blobs"], initial=start)
+        return cls(told["name"], told["values"], [data[a:b] for a, b in itertools.pairwise(ends)])
+
+
+class Ranks(Protocol):
+    """The ranks that share a model, seen from one of them."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether there are several."""
+        ...
+
+    @property
+    def device(self) -> torch.device | None:
+        """Device that ranks compute on, if parameters may be elsewhere; None: where the parameters are."""
+        ...
+
+    def shard(self, scorer: "Scorer") -> "Passes | None":
+        """Keep this rank's part of a model, in place; return what runs it, if it is one stage of several."""
+        ...
+
+    def tell(self, instruction: Callable[[], Instruction]) -> None:
+        """Tell the other ranks to do what this one, the first, does next; the others tell nobody."""
+        ...
+
+    def failures_named(self) -> AbstractContextManager[None]:
+        """Raise what other ranks' failures lead to here as one error that names them."""
+        ...
+
+    def words(self, tensors: Mapping[str, Tensor], layout: Layout) -> PolicyWords:
+        """Return what reads a version's words off the masters of all ranks, on the first."""
+        ...
+
+    def follow_writes(self, optimizer: Optimizer) -> None:
+        """Let no rank write its masters before the first one does, whose readers may still be at work."""
+        ...
+
+    def saving(
+        self, directory: Path, part: str, *, copy: int
+    ) -> "AbstractContextManager[ProcessGroup | None]":
+        """Tell the other ranks to save their shards of a part of that copy; yield all that do."""
+        ...
+
+    def share_out(self, lengths: Sequence[int], *, budget_tokens: int) -> list[list[int]]:
+        """Return this rank's micro-batches of rows that long; every rank has as many, some may be empty."""
+        ...
+
+    def complete(self, logprob: Tensor, places: Tensor) -> None:
+        """Add the other ranks' logprobs to a batch's, [n, t]; ``places`` are this rank's own, flattened."""
+        ...
+
+    def local(self, tensor: Tensor) -> Tensor:
+        """Return the part of a parameter or gradient that this rank holds; shares its memory."""
+        ...
+
+    def gradient_norm(self, parameters: Sequence[Tensor]) -> Tensor:
+        """Return the norm of the whole gradient."""
+        ...
+
+    def agreed(self, numbers: Tensor) -> Tensor:
+        """Return what the first rank has: decisions must not hang on the last bit of a rank's own sums."""
+        ...
+
+    def all_true(self, is_true: bool) -> bool:
+        """Return whether it holds on every rank."""
+        ...
+
+
+class OneRank:
+    """A learner that is one process."""
+
+    is_shared: Final = False
+    device: Final = None
+
+    def shard(self, scorer: "Scorer") -> None:
+        """Keep all of it."""
+
+    def tell(self, instruction: Callable[[], Instruction]) -> None:
+        """Tell nobody."""
+
+    def failures_named(self) -> AbstractContextManager[None]:
+        """Do nothing: there are no others."""
+        return nullcontext()
+
+    def words(self, tensors: Mapping[str, Tensor], layout: Layout) -> MasterWords:
+        """Return what reads a version's words off the masters."""
+        return MasterWords(tensors, layout)
+
+    def follow_writes(self, optimizer: Optimizer) -> None:
+        """Follow nobody."""
+
+    def saving(self, directory: Path, part: str, *, copy: int) -> AbstractContextManager[None]:
+        """Yield None: one process saves all of it."""
+        return nullcontext()
+
+    def share_out(self, lengths: Sequence[int], *, budget_tokens: int) -> list[list[int]]:
+        """Return all micro-batches."""
+        return micro_batches(range(len(lengths)), lengths=lengths, budget_tokens=budget_tokens)
+
+    def complete(self, logprob: Tensor, places: Tensor) -> None:
+        """Add nothing."""
+
+    def local(self, tensor: Tensor) -> Tensor:
+        """Return the tensor."""
+        return tensor
+
+    def gradient_norm(self, parameters: Sequence[Tensor]) -> Tensor:
+        """Return the norm of the gradient."""
+        return get_total_norm([p.grad for p in parameters if p.grad is not None])
+
+    def agreed(self, numbers: Tensor) -> Tensor:
+        """Return the numbers."""
+        return numbers
+
+    def all_true(self, is_true: bool) -> bool:
+        """Return it."""
+        return is_true
+
+
+ONE_RANK: Final = OneRank()

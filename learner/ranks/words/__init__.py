@@ -1,0 +1,1 @@
+"""The words of a version that several ranks make and code together."""

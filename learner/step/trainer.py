@@ -1,0 +1,115 @@
+"""One rank's part of the policy in training, and its optimizer: what every rank does, in the same order.
+
+    first rank   decides what comes next --instruction--> its Trainer does it
+                                            |
+    other ranks  wait for instructions      '-----------> their Trainers do the same
+
+One process is a first rank that has nobody to tell. What else differs is outside of here: the first rank
+chooses groups and settings, keeps journal and progress, and publishes.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from learner.config import LearnerConfig
+from learner.journal.checkpoint import ShardCopy, begin_anew, load_into
+from learner.model.model import Policy, ScoringModel, load_policy, load_reference
+from learner.model.work_shares import Instruction, Ranks
+from learner.step.optimizer import adopt_settings, make_optimizer
+from learner.step.step_inputs import StepInputs
+from learner.step.train_step import StepOutcome, train_step
+from learner.step_settings import StepSettings
+
+
+def load_models(config: LearnerConfig, *, device: str, ranks: Ranks) -> tuple[Policy, ScoringModel | None]:
+    """Load this rank's part of the model, and of the base model if there is a penalty towards it.
+
+    Raises:
+        StartupError: as ``load_policy``.
+    """
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    compute_dtype = torch.bfloat16 if config.compute_dtype == "bfloat16" else None
+    policy = load_policy(
+        config.model_dir,
+        device=device,
+        compute_dtype=compute_dtype,
+        rematerialise=config.rematerialise,
+        ranks=ranks,
+    )
+    if config.reference_kl_coefficient == 0:
+        return policy, None
+    return policy, load_reference(config.model_dir, device=device, compute_dtype=compute_dtype, ranks=ranks)
+
+
+class Trainer:
+    """A shard of the policy and its optimizer. Each method tells the other ranks first. Blocking."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        settings: StepSettings,
+        reference: ScoringModel | None = None,
+        *,
+        before_writing: Callable[[], None] | None = None,
+    ) -> None:
+        """Begin with an optimizer that has taken no step.
+
+        Args:
+            reference: the base model, for the penalty towards it; None: no such penalty.
+            before_writing: waits for those that read the parameters; called before each write to them.
+        """
+        self.policy = policy
+        self.reference = reference
+        self.optimizer = make_optimizer(policy, settings)
+        if before_writing is not None:
+            self.optimizer.register_step_pre_hook(lambda *_: before_writing())
+        self._before_writing = before_writing or (lambda: None)
+        policy.ranks.follow_writes(self.optimizer)
+        self._copies = 0
+
+    def step(self, step: StepInputs) -> StepOutcome:
+        """Take a step, with its own settings, whatever those of the step before were.
+
+        Raises:
+            StartupError: the objective cannot be loaded.
+        """
+        with self.policy.ranks.failures_named():
+            self._tell(lambda: step.instruction)
+            adopt_settings(self.optimizer, step.settings)
+            return train_step(
+                self.policy,
+                self.optimizer,
+                step.groups,
+                version=step.version,
+                settings=step.settings,
+                reference=self.reference if step.settings.reference_kl_coefficient else None,
+            )
+
+    def is_finite(self) -> bool:
+        """Whether every parameter and buffer is a number, on every rank."""
+        self._tell(partial(Instruction, "check", {}))
+        return self.policy.is_finite()
+
+    def copy(self) -> ShardCopy:
+        """Copy everything that the next step changes."""
+        self._tell(partial(Instruction, "copy", {}))
+        self._copies += 1
+        return ShardCopy.of(self.policy, self.optimizer, number=self._copies)
+
+    def restore(self, checkpoint: Path) -> None:
+        """Load masters and moments. Raises OSError, ValueError: as ``load_into``."""
+        self._tell(partial(Instruction, "restore", {"path": str(checkpoint.absolute())}))
+        load_into(self.policy, self.optimizer, checkpoint)
+
+    def begin_anew(self, masters: Path) -> None:
+        """Load masters, and forget all that the optimizer has learned. Raises OSError, ValueError."""
+        self._before_writing()
+        self._tell(partial(Instruction, "begin anew", {"path": str(masters.absolute())}))
+        begin_anew(self.policy, self.optimizer, masters)
+
+    def _tell(self, instruction: Callable[[], Instruction]) -> None:
+        self.policy.ranks.tell(instruction)

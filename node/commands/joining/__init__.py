@@ -1,0 +1,1 @@
+"""`heterorl-node join` and `token`."""

@@ -1,0 +1,1 @@
+"""`heterorl-node status` and `why-stalled`."""

@@ -1,0 +1,1 @@
+"""Calls as a hub serves them: who may make which, how often, how large."""

@@ -1,0 +1,115 @@
+"""Bounds on the requests of an rpc: size, parsing, and the wait for the first and for the next one."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+
+from node.errors import Reason, RefusedError
+from node.limits import MESSAGE_BYTES, ROLLOUT_MESSAGE_BYTES
+from node.rpc.calls.auth import SUBMIT_ROLLOUTS, service_of
+
+FIRST_MESSAGE_S: Final = 15.0
+"""Longest wait for the first byte of a call's first message, after its headers."""
+
+SLOWEST_UPLOAD_BYTES_PER_S: Final = 512 << 10
+"""The largest rollout arrives within its sender's own deadline (``submission_stream.ANSWER_TIMEOUT_S``)."""
+
+_GZIP: Final = b"\x1f\x8b"
+
+
+def first_message_s(method: str) -> float:
+    """Return how long a call's first message may take to arrive, by the size its service reads."""
+    return FIRST_MESSAGE_S + MESSAGE_BYTES[service_of(method)] / SLOWEST_UPLOAD_BYTES_PER_S
+
+
+def bounded_parser(
+    method: str, parse: Callable[[bytes], Any] | None, *, submission_bytes: int = ROLLOUT_MESSAGE_BYTES
+) -> Callable[[bytes], Any]:
+    """Return a deserializer that never raises: gRPC would show the caller what it raised.
+
+    For a message it cannot parse, it returns the RefusedError that ``parsed`` raises. The largest request of
+    SubmitRollouts has ``submission_bytes``; other rpcs have the limit of their service.
+    """
+    limit = submission_bytes if method == SUBMIT_ROLLOUTS else MESSAGE_BYTES[service_of(method)]
+
+    def parse_bounded(content: bytes) -> Any:
+        if len(content) > limit:
+            return RefusedError(
+                Reason.OVER_LIMIT, f"a message of {len(content)} bytes, {service_of(method)} reads {limit}"
+            )
+        try:
+            return content if parse is None else parse(content)
+        except Exception:
+            is_compressed = content.startswith(_GZIP)
+            return RefusedError(
+                Reason.MALFORMED,
+                f"not the message that {method} takes",
+                fix="call without gRPC's compression" if is_compressed else "",
+            )
+
+    return parse_bounded
+
+
+def parsed(request: Any) -> Any:
+    """Return a parsed request. Raises RefusedError: MALFORMED or OVER_LIMIT; it could not be parsed."""
+    if isinstance(request, RefusedError):
+        raise request
+    return request
+
+
+async def requests(
+    messages: AsyncIterator[Any],
+    *,
+    first_s: float,
+    stall_s: float | None,
+    yields_refusals: bool = False,
+    wait_s: Callable[[], float] | None = None,
+) -> AsyncIterator[Any]:
+    """Yield a stream's requests.
+
+    Args:
+        stall_s: The longest wait for any but the first; None: no limit.
+        wait_s: Returns how long a message that has come waits before it is yielded.
+    Raises RefusedError: MALFORMED or OVER_LIMIT, unless they are yielded; BUSY when none came in time.
+    """
+    limit_s: float | None = first_s
+    what = "the first message"
+    while True:
+        try:
+            if limit_s is None:
+                message = await anext(messages)
+            else:
+                async with within(limit_s, what):
+                    message = await anext(messages)
+        except StopAsyncIteration:
+            return
+        if wait_s is not None and (pause_s := wait_s()):
+            await asyncio.sleep(pause_s)
+        yield message if yields_refusals else parsed(message)
+        limit_s, what = stall_s, "the next message"
+
+
+async def only_request(messages: AsyncIterator[Any], *, first_s: float) -> Any:
+    """Return the one request of a unary call.
+
+    Raises RefusedError: as ``requests``; MALFORMED if the call ended without one.
+    """
+    async for request in requests(messages, first_s=first_s, stall_s=None):
+        return request
+    raise RefusedError(Reason.MALFORMED, "the call ended without a message")
+
+
+@contextlib.asynccontextmanager
+async def within(limit_s: float | None, what: str) -> AsyncIterator[None]:
+    """Refuse as BUSY if the body takes longer than ``limit_s`` seconds; None sets no limit.
+
+    A TimeoutError of the body's own passes.
+    """
+    try:
+        async with asyncio.timeout(limit_s) as deadline:
+            yield
+    except TimeoutError as error:
+        if not deadline.expired():
+            raise
+        raise RefusedError(Reason.BUSY, f"{what} took more than {limit_s:g} s", fix="try again") from error

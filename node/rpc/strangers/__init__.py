@@ -1,0 +1,1 @@
+"""Connections of callers that nobody knows yet, and their places."""

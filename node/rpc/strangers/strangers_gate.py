@@ -1,0 +1,81 @@
+"""The gate before the port for strangers: few connections, few bytes, a short time.
+
+    stranger --TCP--> entrance --limits--> private socket --> gRPC server: TLS, calls
+
+gRPC's Python server cannot bound its connections. Here callers have no certificate, and all that an honest
+one wants is one call of a few kilobytes. A connection takes three descriptors from members, so the number
+of connections follows from the number of descriptors. The members' port has no such gate: it carries weights.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from node import descriptors
+from node.errors import CountRefusal, Reason
+from node.rpc.strangers.entrance import Entrance, copy
+from node.rpc.strangers.places import PlaceLimits, Places
+from node.rpc.strangers.private_socket import PrivateSocket
+from node.waits import put_away
+
+SERVICE: Final = "EnrolmentService"
+
+
+@dataclass(frozen=True, slots=True)
+class GateLimits:
+    """Bounds on the connections of strangers."""
+
+    places: PlaceLimits
+    idle_s: float = 10.0
+    """Longest a stranger may say nothing."""
+    age_s: float = 30.0
+    """Longest a connection may last: handshake, call and answer, on the worst link."""
+    received_bytes: int = 64 << 10
+    """Most that a stranger may send: an enrolment takes 12 KB, repeated in full a few times."""
+
+
+def limits_for(most_descriptors: int) -> GateLimits:
+    """Return limits that leave members at least nine tenths of the descriptors."""
+    connections = max(16, min(most_descriptors // 32, 256))
+    return GateLimits(PlaceLimits(connections, max(8, connections // 4), kept_s=5.0))
+
+
+class StrangersGate:
+    """Lets strangers through to a server that listens on a private socket."""
+
+    def __init__(self, count_refusal: CountRefusal, limits: GateLimits | None = None) -> None:
+        self._limits = limits or limits_for(descriptors.limit())
+        self._entrance = Entrance(SERVICE, Places(self._limits.places), count_refusal=count_refusal)
+
+    @contextlib.asynccontextmanager
+    async def open(self, listen: str, inner: PrivateSocket) -> AsyncIterator[str]:
+        """Forward connections to the socket ``inner`` while the body runs; yield the address with its port.
+
+        Raises OSError: the address cannot be bound.
+        """
+        async with self._entrance.open(listen, partial(self._serve, inner)) as address:
+            yield address
+
+    async def _serve(self, inner: PrivateSocket, stranger: socket.socket, caller: str) -> None:
+        async with asyncio.timeout(self._limits.age_s):
+            with await inner.connect(caller) as server:
+                sending = asyncio.create_task(self._send(stranger, server))
+                answering = asyncio.create_task(copy(server, stranger))
+                try:
+                    done, _ = await asyncio.wait({sending, answering}, return_when=asyncio.FIRST_COMPLETED)
+                    for task in done:
+                        task.result()
+                finally:
+                    await put_away(sending, answering)
+
+    async def _send(self, stranger: socket.socket, server: socket.socket) -> None:
+        """Copy what a stranger sends, within the limits. Raises TimeoutError: it was silent for too long."""
+        limits = self._limits
+        if await copy(stranger, server, most_bytes=limits.received_bytes, idle_s=limits.idle_s) == 0:
+            # It is read no further. What the server says to it still arrives.
+            self._entrance.refuse(Reason.OVER_LIMIT)
+            await asyncio.sleep(limits.idle_s)

@@ -1,0 +1,1 @@
+"""Texts to tokens and back: tokenizer, chat template, stop strings."""

@@ -1,0 +1,1 @@
+"""Engines that compute with a transformers model in this process."""
