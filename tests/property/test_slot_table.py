@@ -14,6 +14,7 @@ from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.decisions import leasing, step_history, verdicts
+from node.coordinator.work.slots import slot_grants
 from node.coordinator.work.slots.bad_prompts import Aside
 from node.coordinator.work.slots.slot import (
     MAX_ATTEMPTS,
@@ -23,7 +24,6 @@ from node.coordinator.work.slots.slot import (
     SlotState,
     group_id,
     parse_group_id,
-    slot_grants,
 )
 from node.coordinator.work.slots.slot_grants import SUSPECTS_PER_GRANT
 from node.coordinator.work.slots.slot_table import SlotTable

@@ -13,7 +13,8 @@ from node.coordinator.work.capacity import Capacity
 from node.coordinator.work.decisions import leasing, upkeep, verdicts
 from node.coordinator.work.decisions.decision import NOTHING
 from node.coordinator.work.decisions.leasing import LeaseRequest
-from node.coordinator.work.slots.slot import Attempt, Slot, SlotBalance, SlotState, slot_grants
+from node.coordinator.work.slots import slot_grants
+from node.coordinator.work.slots.slot import Attempt, Slot, SlotBalance, SlotState
 from node.errors import Reason, RefusedError
 from node.failure import Failure
 from node.policy import PolicyVersion

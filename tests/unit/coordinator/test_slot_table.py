@@ -12,6 +12,7 @@ import pytest
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.decisions.leasing import Released, ReturnedLeases, release
+from node.coordinator.work.slots import slot_grants
 from node.coordinator.work.slots.bad_prompts import Aside
 from node.coordinator.work.slots.slot import (
     FIRST_RETRY_S,
@@ -19,7 +20,6 @@ from node.coordinator.work.slots.slot import (
     WAIT_FOR_OTHERS_S,
     SlotState,
     parse_group_id,
-    slot_grants,
 )
 from node.coordinator.work.slots.slot_table import Claim
 from node.failure import FAULTS, FailedLease, Failure
