@@ -16,6 +16,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 from bench.forked_context import forked_context
@@ -27,7 +28,7 @@ from learner.operator_orders import OperatorOrders, RollbackOrder
 from learner.publishing.kept_versions import published_versions
 from learner.ranks import launching
 from learner.training.checkpoint import read_masters
-from learner.training.model import load_policy
+from learner.training.model import Policy, load_policy
 from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient, Uplink
 from node.clients.rollout_client import SamplerRolloutClient
@@ -46,7 +47,7 @@ from node.policy import NO_BASE, PolicyVersion
 from node.process.daemon import StartStage, run_daemon
 from node.process.role_context import RoleContext
 from node.process.service import Service
-from node.rollout import PromptLease, RolloutGroup
+from node.rollout import Completion, PromptLease, RolloutGroup
 from node.rpc.channel import Backoff, Purpose, dial
 from node.run import Role
 from node.step_log_parts import log_lines
@@ -56,11 +57,15 @@ from node.weights.assembly.held import HeldPolicy
 from node.weights.store.artifact_store import ArtifactStore
 from support.groups import make_completion, make_group
 from support.identity import MadeRun, make_run
+from support.made_up_groups import completion_logprob
 from support.rank_processes import WarmRank
 from support.roles import role_context
 from support.waiting import until
 
 CLOCK = SystemClock()
+
+LONGEST_S = 240.0
+"""For a life of the learner: a bound on what hangs, not on how busy the machine is."""
 
 
 @asynccontextmanager
@@ -90,26 +95,30 @@ async def coordinator(made: MadeRun, *, batch_groups: int = 2) -> AsyncIterator[
 
 
 def answer(
-    lease: PromptLease,
-    made: MadeRun,
-    model_dir: Path,
-    layout_digest: bytes,
-    *,
-    reward_of: Callable[[int], float],
+    lease: PromptLease, made: MadeRun, model_dir: Path, policy: Policy, *, reward_of: Callable[[int], float]
 ) -> RolloutGroup:
+    """Return a group with the logprobs of ``policy``, so that scoring it again finds nothing wrong."""
     draws = np.random.default_rng(lease.prompt_index)
-    completions = tuple(
-        make_completion(4, reward=reward_of(i), token_ids=draws.integers(0, 42, 4).astype(np.int32))
-        for i in range(lease.group_size)
-    )
+    prompt = np.array([1, 2, 3], np.int32)
+
+    def written(reward: float) -> Completion:
+        token_ids = draws.integers(0, 42, 4).astype(np.int32)
+        with torch.no_grad():
+            logprob = completion_logprob(policy, prompt, token_ids, temperature=lease.sampling.temperature)
+        return make_completion(
+            4, reward=reward, token_ids=token_ids, behaviour_logprob=logprob.float().numpy()
+        )
+
+    completions = tuple(written(reward_of(i)) for i in range(lease.group_size))
     return make_group(
         lease.lease_id,
         run_id=made.run_id,
         prompt_index=lease.prompt_index,
+        prompt_token_ids=prompt,
         sampling=lease.sampling,
         task_digest=lease.task_digest,
         completions=completions,
-        layout_digest=layout_digest,
+        layout_digest=policy.layout.digest,
         tokenizer_digest=tokenizer_digest(model_dir),
     )
 
@@ -149,7 +158,7 @@ async def sampling(
         while True:
             grant = await client.lease(4, version0)
             for lease in grant.leases:
-                group = answer(lease, made, model_dir, layout.digest, reward_of=reward_of)
+                group = answer(lease, made, model_dir, policy, reward_of=reward_of)
                 verdict, detail = await client.submit(group)
                 assert verdict is Verdict.SPOOLED, detail
             if not grant.leases:
@@ -197,7 +206,7 @@ async def learn(
     async def build() -> list[Service]:
         return await learner_role.build(context)
 
-    async with asyncio.timeout(60 * ranks):
+    async with asyncio.timeout(LONGEST_S):
         code = await run_daemon([StartStage("learner", build)], drain_timeout_s=10, announce=lambda _: None)
     return code, context
 
@@ -281,6 +290,7 @@ def learn_on_two_ranks_then_one(directory: Path, model_dir: Path) -> None:
         asyncio.run(_learn_on_two_ranks_then_one(make_run(directory, now=time.time()), model_dir))
 
 
+@pytest.mark.timeout(2 * LONGEST_S)
 @pytest.mark.usefixtures("warm_server")
 def test_a_learner_of_two_ranks_publishes_and_one_rank_goes_on(tmp_path: Path, model_dir: Path) -> None:
     process = forked_context().Process(target=learn_on_two_ranks_then_one, args=(tmp_path / "run", model_dir))
@@ -320,6 +330,7 @@ def roll_back_two_ranks(directory: Path, model_dir: Path) -> None:
         asyncio.run(_learn_and_roll_back(make_run(directory, now=time.time()), model_dir, ranks=2))
 
 
+@pytest.mark.timeout(2 * LONGEST_S)
 @pytest.mark.usefixtures("warm_server")
 def test_a_learner_of_two_ranks_rolls_back(tmp_path: Path, model_dir: Path) -> None:
     process = forked_context().Process(target=roll_back_two_ranks, args=(tmp_path / "run", model_dir))
@@ -363,7 +374,6 @@ async def test_a_run_whose_rewards_are_all_equal_takes_no_step_and_says_so_until
 async def test_an_operator_is_told_at_which_lag_groups_are_worth_half(made: MadeRun, model_dir: Path) -> None:
     """Four steps of eight groups each, all drawn from version 0: four ages are measured."""
     async with coordinator(made, batch_groups=8) as hub, sampling(made, hub, model_dir):
-        # The sampler's logprobs are made up: without a limit it would be shut out.
         code, _ = await learn(made, hub, model_dir, max_versions=4, quarantine_mismatch_nats=math.inf)
         assert code is ExitCode.DRAINED
         status = await fetch_status(hub, made.operator)
