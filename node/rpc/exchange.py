@@ -15,7 +15,7 @@ CHUNK_BYTES: Final = 64 << 10
 """Read at once. An idle connection has no buffer."""
 
 _buffer: Final = memoryview(bytearray(CHUNK_BYTES))
-"""What any connection reads goes here first, and away before the next reads: all are on one thread."""
+"""Every connection reads into it, and it is written before the next one reads: all are on one thread."""
 
 
 class _End(asyncio.BufferedProtocol):
