@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -26,11 +25,10 @@ from typing import Any, Final
 
 import yaml
 
-from deploy.demo.plan import BASE_ACCURACY, BATCH_GROUPS, GROUP_SIZE, LEARNING_RATE, MAX_STALENESS_VERSIONS
+from bench.demo_run import DemoRun, demo_model, kept_below
 from deploy.needs import tool_path
-from deploy.runs.processes import ChildError, Children, children_below
-from deploy.runs.run_directory import COORDINATOR, LEARNER, RunDirectory, Section
-from deploy.runs.run_session import RunSession
+from deploy.runs.processes import children_below
+from deploy.runs.run_directory import COORDINATOR, LEARNER
 
 SAMPLERS: Final = ("sampler-1", "sampler-2")
 MONITORING: Final = Path(__file__).parents[1] / "deploy" / "monitoring"
@@ -58,60 +56,6 @@ FAULTS: Final = (
     Fault(LEARNER, signal.SIGKILL, "LearnerDead", 60.0),
     Fault(LEARNER, signal.SIGSTOP, "LearnerDead", 60.0),
 )
-
-
-class AlertRun(RunSession):
-    """One run; the caller ends the children that are left."""
-
-    def __init__(self, root: Path, *, children: Children) -> None:
-        self.directory = RunDirectory(root)
-        super().__init__(self.directory, enrolled=SAMPLERS, children=children)
-
-    async def begin(self, model: Path) -> None:
-        """Make the run on ``model`` and start everyone. Raises ChildError: one did not come up."""
-        self.directory.make_folders()
-        self.directory.model.symlink_to(model)
-        await self.make_run(self._configurations())
-        await self.start(COORDINATOR, environ={})
-        for name in SAMPLERS:
-            await self.let_in(name)
-        await self.start_others()
-
-    async def trains(self) -> None:
-        """Wait until the learner has taken a step. Raises TimeoutError."""
-        async with asyncio.timeout(TRAINS_WITHIN_S):
-            while not self._has_stepped():  # noqa: ASYNC110 - a file of another process
-                await asyncio.sleep(0.5)
-
-    def _has_stepped(self) -> bool:
-        log = self.directory.step_log
-        return log.exists() and log.stat().st_size > 0
-
-    def _configurations(self) -> dict[str, dict[str, Section]]:
-        directory, ports = self.directory, self.ports
-        model = {"model_dir": str(directory.model), "threads": 1}
-        sections: dict[str, dict[str, Section]] = {
-            COORDINATOR: {
-                "coordinator": {
-                    "listen": f"127.0.0.1:{ports.members}",
-                    "enrolment_listen": f"127.0.0.1:{ports.enrolment}",
-                    "task": "addition",
-                    "group_size": GROUP_SIZE,
-                    "batch_groups": BATCH_GROUPS,
-                    "max_staleness_versions": MAX_STALENESS_VERSIONS,
-                    "max_new_tokens": 4,
-                }
-            },
-            LEARNER: {"learner": {**model, "learning_rate": LEARNING_RATE}},
-            **{name: {"sampler": {**model, "concurrency_groups": 8}} for name in SAMPLERS},
-        }
-        return {
-            name: {
-                **directory.place(name, ports, dials=None if name == COORDINATOR else ports.members),
-                **section,
-            }
-            for name, section in sections.items()
-        }
 
 
 class Prometheus:
@@ -160,11 +104,13 @@ def prometheus(folder: Path, *, target: str) -> Iterator[Prometheus]:
 async def measure(root: Path, fault: Fault, model: Path) -> float:
     """Return the seconds from a fault to its alert. Raises ChildError, TimeoutError."""
     async with children_below(root) as children:
-        run = AlertRun(root, children=children)
-        await children.guard(run.begin(model))
+        run = DemoRun(root, children=children, samplers=SAMPLERS)
+        await children.guard(_begin(run, model))
         target = f"127.0.0.1:{run.ports.telemetry[COORDINATOR]}"
         with prometheus(root / "prometheus", target=target) as server:
-            await run.trains()
+            async with asyncio.timeout(TRAINS_WITHIN_S):
+                while not _has_stepped(run):  # noqa: ASYNC110 - a file of another process
+                    await asyncio.sleep(0.5)
             if before := await server.firing():
                 raise SystemExit(f"{', '.join(sorted(before))} fires before anything has happened")
             children.signal(fault.process, fault.number)
@@ -175,12 +121,18 @@ async def measure(root: Path, fault: Fault, model: Path) -> float:
             return time.monotonic() - began_s
 
 
+async def _begin(run: DemoRun, model: Path) -> None:
+    await run.make(model, {})
+    await run.start_others()
+
+
+def _has_stepped(run: DemoRun) -> bool:
+    log = run.directory.step_log
+    return log.exists() and log.stat().st_size > 0
+
+
 async def _measure_all(root: Path, faults: Sequence[Fault]) -> bool:
-    model, is_kept = root / "model", True
-    (root / "logs").mkdir(parents=True, exist_ok=True)
-    async with children_below(root) as children:
-        accuracy = ("--accuracy", str(BASE_ACCURACY), "--seed", "0")
-        await children.run("model", "deploy.demo.warm_start", str(model), *accuracy)
+    model, is_kept = await demo_model(root), True
     print("fault                 alert            s  promised", flush=True)
     for number, fault in enumerate(faults):
         took_s = await measure(root / f"run-{number}", fault, model)
@@ -193,14 +145,9 @@ def main() -> int:
     """Measure, print, and return the exit code."""
     about = __doc__.partition("\n")[0]
     parser = argparse.ArgumentParser(prog="python -m bench.alert_times", description=about)
-    parser.add_argument("--directory", type=Path, help="where the runs are kept; default: a temporary one")
+    parser.add_argument("--directory", help="where the runs are kept; default: a temporary one")
     given = parser.parse_args()
-    root = given.directory or Path(tempfile.mkdtemp(prefix="heterorl-alerts-"))
-    try:
-        return 0 if asyncio.run(_measure_all(root, FAULTS)) else 1
-    except (ChildError, TimeoutError) as error:
-        print(f"a run failed: {error or 'too slow'}; logs are below {root}", file=sys.stderr)
-        return 1
+    return kept_below(given.directory, "alerts", lambda root: _measure_all(root, FAULTS))
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from bench.attack_lab.attacks import ATTACKS
 from bench.attack_lab.enemy import Enemy
 from bench.attack_lab.prober import Answer, probing
 from bench.attack_lab.stage import Stage
+from bench.demo_run import demo_model
 from deploy.runs.processes import ChildError, children_below
 from deploy.runs.records import StepTail
 from deploy.runs.run_directory import COORDINATOR
@@ -191,10 +192,7 @@ def main() -> int:
 async def _measure_all(
     attacks: Sequence[str], root: Path, *, seconds: float
 ) -> list[Measured | dict[str, str]]:
-    (root / "logs").mkdir(parents=True, exist_ok=True)
-    model = root / "model"
-    async with children_below(root) as children:
-        await children.run("model", "deploy.demo.warm_start", str(model), "--accuracy", "0.2", "--seed", "0")
+    model = await demo_model(root, accuracy=0.2)
     results: list[Measured | dict[str, str]] = []
     _say(f"{'attack':24} {'before':>7} {'during':>7} {'after':>7} steps/s   kept  after  memory  unhealthy")
     for attack in attacks:

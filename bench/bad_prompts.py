@@ -19,6 +19,7 @@ from typing import Final
 
 from bench import bad_prompt_tasks as tasks
 from bench.attack_lab.stage import SAMPLERS, Stage
+from bench.demo_run import demo_model
 from deploy.runs.processes import ChildError, children_below
 from deploy.runs.records import StepTail
 from deploy.runs.run_directory import LEARNER, Section
@@ -83,7 +84,7 @@ async def measure(
     """
     async with children_below(root) as children:
         stage = Stage(root, children=children, task=KINDS[kind], changes=CHANGES)
-        await stage.make(model)
+        await stage.lead(model)
         async with asyncio.TaskGroup() as starting:
             for name in SAMPLERS:
                 starting.create_task(stage.start(name, environ={}))
@@ -126,13 +127,13 @@ def main() -> int:
 async def _measure_pairs(
     kinds: Sequence[str], root: Path, *, seconds: float
 ) -> list[tuple[Measured, Measured]]:
-    await _make_model(root)
+    model = await demo_model(root, accuracy=0.2)
     pairs = []
     for kind in kinds:
         both_wait = asyncio.Barrier(2)
         names = {one: f"{kind}-{one}".replace("_", "-") for one in (NONE, kind)}
         runs = (
-            measure(one, root / name, root / "model", seconds=seconds, both_wait=both_wait)
+            measure(one, root / name, model, seconds=seconds, both_wait=both_wait)
             for one, name in names.items()
         )
         good, bad = await asyncio.gather(*runs)
@@ -143,14 +144,6 @@ async def _measure_pairs(
             f"{bad.bad_prompts} bad prompts found: {', '.join(bad.reasons)}"
         )
     return pairs
-
-
-async def _make_model(root: Path) -> None:
-    (root / "logs").mkdir()
-    async with children_below(root) as children:
-        await children.run(
-            "model", "deploy.demo.warm_start", str(root / "model"), "--accuracy", "0.2", "--seed", "0"
-        )
 
 
 def _say(text: str) -> None:

@@ -16,7 +16,6 @@ import asyncio
 import json
 import sqlite3
 import sys
-import tempfile
 import time
 from collections.abc import Collection, Mapping
 from contextlib import closing
@@ -27,12 +26,12 @@ from typing import Final
 
 from bench.cheat_lab.lies import AS_HONEST, BFLOAT16, CHEATS, LATE, Cheat
 from bench.cheat_lab.lying_node import CHEAT, LEAGUE, LIES
-from deploy.demo.plan import BASE_ACCURACY, BATCH_GROUPS, GROUP_SIZE, LEARNING_RATE, MAX_STALENESS_VERSIONS
-from deploy.runs.processes import ChildError, Children, children_below
+from bench.demo_run import DemoRun, demo_model, kept_below
+from deploy.demo.plan import BATCH_GROUPS
+from deploy.runs.processes import Children, children_below
 from deploy.runs.records import StepTail, read_ledger
 from deploy.runs.run_directory import COORDINATOR, LEARNER, RunDirectory, Section
-from deploy.runs.run_session import RunSession
-from node.coordinator.ledger.ledger_check import facts_in, read_evaluations, reading
+from node.coordinator.ledger.ledger_check import read_evaluations
 from node.coordinator.work.samplers.sampler_standing import Standing
 from node.coordinator.work.slots.slot import HELD_OUT_PLACES, held_out_number
 from sampler.process_tree import cpu_seconds
@@ -72,7 +71,7 @@ class Measured:
     seconds: float
 
 
-class CheatRun(RunSession):
+class CheatRun(DemoRun):
     """One run below ``root``, some of whose samplers lie. The caller ends the children that are left."""
 
     def __init__(
@@ -85,14 +84,10 @@ class CheatRun(RunSession):
         versions: int,
         seed: int,
     ) -> None:
-        self.directory = RunDirectory(root)
-        enrolled = (*SAMPLERS, *([VERIFIER] if has_verifier else []))
-        super().__init__(
-            self.directory, enrolled=enrolled, children=children, ready_timeout_s=READY_TIMEOUT_S
-        )
+        verifiers = [VERIFIER] if has_verifier else []
+        super().__init__(root, children=children, samplers=SAMPLERS, verifiers=verifiers)
         self.cheat = cheat
         self.liars = SAMPLERS[len(SAMPLERS) - cheat.liars :] if cheat is not None else ()
-        self.measured = (*SAMPLERS, *([VERIFIER] if has_verifier else []))
         self._versions, self._seed = versions, seed
 
     async def begin(self, model: Path) -> None:
@@ -101,14 +96,9 @@ class CheatRun(RunSession):
         Raises:
             ChildError: one did not come up.
         """
-        self.directory.make_folders()
-        self.directory.model.symlink_to(model)
-        await self.make_run(self._configurations())
-        await self.start(COORDINATOR, environ={})
-        for name in self._enrolled:
-            await self.let_in(name)
-        if VERIFIER in self._enrolled:
-            await self.start(VERIFIER, environ={})
+        await self.make(model, self._changes())
+        for name in self.verifiers:
+            await self.start(name, environ={})
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.start(LEARNER, environ={}))
             for name in SAMPLERS:
@@ -136,47 +126,25 @@ class CheatRun(RunSession):
     def _lies(self, name: str) -> Path:
         return self.directory.root / f"{name}.lies"
 
-    def _configurations(self) -> dict[str, dict[str, Section]]:
-        directory, ports = self.directory, self.ports
-        model = {"model_dir": str(directory.model), "threads": 1}
+    def _changes(self) -> dict[str, Mapping[str, Section]]:
         coordinator: Section = {
-            "listen": f"127.0.0.1:{ports.members}",
-            "enrolment_listen": f"127.0.0.1:{ports.enrolment}",
-            "task": "addition",
             "prompt_seed": self._seed,
-            "group_size": GROUP_SIZE,
-            "batch_groups": BATCH_GROUPS,
-            "max_staleness_versions": MAX_STALENESS_VERSIONS,
-            "max_new_tokens": 4,
             "heartbeat_interval_s": 0.5,
             "lease_ttl_s": 20.0,
             "concurrency_groups": 3 * BATCH_GROUPS,
             "buffer_groups": 4 * BATCH_GROUPS,
         }
         evaluation = {"every_versions": self._versions // 4, "prompts": HELD_OUT}
-        learner = {
-            **model,
-            "learning_rate": LEARNING_RATE,
-            "buffer_groups": 2 * BATCH_GROUPS,
-            "max_versions": self._versions,
-        }
-        sections: dict[str, Mapping[str, Section]] = {
+        changes: dict[str, Mapping[str, Section]] = {
             COORDINATOR: {"coordinator": coordinator, "coordinator.evaluation": evaluation},
-            LEARNER: {"learner": learner},
-            VERIFIER: {"verifier": {"model_dir": str(directory.model)}},
+            LEARNER: {"learner": {"buffer_groups": 2 * BATCH_GROUPS, "max_versions": self._versions}},
         }
         for number, name in enumerate(SAMPLERS):
             seed = len(SAMPLERS) * self._seed + number
             is_narrow = self.cheat is not None and self.cheat.lie == BFLOAT16 and number
-            dtype = {"compute_dtype": "bfloat16" if is_narrow else "float32"}
-            sections[name] = {"sampler": {**model, **dtype, "seed": seed, "concurrency_groups": 16}}
-        return {
-            name: {
-                **directory.place(name, ports, dials=None if name == COORDINATOR else ports.members),
-                **sections[name],
-            }
-            for name in (COORDINATOR, LEARNER, *self._enrolled)
-        }
+            dtype = "bfloat16" if is_narrow else "float32"
+            changes[name] = {"sampler": {"compute_dtype": dtype, "seed": seed, "concurrency_groups": 16}}
+        return changes
 
 
 async def measure(run: CheatRun, children: Children, model: Path, *, timeout_s: float) -> Measured:
@@ -187,24 +155,25 @@ async def measure(run: CheatRun, children: Children, model: Path, *, timeout_s: 
     """
     began_s = time.monotonic()
     await run.begin(model)
-    started = {name: cpu_seconds(children.pid(name)) for name in run.measured}
+    measured = (*SAMPLERS, *run.verifiers)
+    started = {name: cpu_seconds(children.pid(name)) for name in measured}
     if not await run.wait_for_last_step(timeout_s=timeout_s):
         raise children.failure(LEARNER, f"has not made its last version after {timeout_s:.0f} s")
-    cpu_s = {name: cpu_seconds(children.pid(name)) - started[name] for name in run.measured}
+    cpu_s = {name: cpu_seconds(children.pid(name)) - started[name] for name in measured}
     await run.drain()
     ledger = read_ledger(run.directory.ledger, run_id=run.directory.run_id)
     trained = {group_id for group_ids in ledger.steps.values() for group_id in group_ids}
     told = {name: run.told(name) for name in run.liars}
-    shut_out = _shut_out(run.directory.ledger)
+    shut_out = run.shut_out()
     found = {name: one for name, one in shut_out.items() if name in run.liars}
-    within = [sum(at_s < one.at_s for at_s in told[name].values()) for name, one in found.items()]
+    within = [sum(at_s < one.quarantined_at_s for at_s in told[name].values()) for name, one in found.items()]
     sampled_s = sum(cpu_s[name] for name in SAMPLERS)
     return Measured(
         name="honest" if run.cheat is None else run.cheat.name,
         liars=len(run.liars),
         has_verifier=VERIFIER in cpu_s,
         found=len(found),
-        found_by=tuple(sorted({one.by for one in found.values()})),
+        found_by=tuple(sorted(set(map(_found_by, found.values())))),
         found_within=max(within, default=float("nan")),
         falsely_found=len(shut_out) - len(found),
         groups=sum(ledger.verdicts.get(name, {}).get("spooled", 0) for name in run.liars),
@@ -217,23 +186,10 @@ async def measure(run: CheatRun, children: Children, model: Path, *, timeout_s: 
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _ShutOut:
-    by: str
-    at_s: float
-
-
-def _shut_out(ledger: Path) -> dict[str, _ShutOut]:
-    """Return who is quarantined."""
-    with reading(ledger) as connection:
-        found = [one for one in facts_in(connection, Standing) if one.quarantine]
-    return {
-        one.sampler_id: _ShutOut(
-            "verifier" if one.is_proven_liar else "copies" if "copies" in one.quarantine else "logprobs",
-            one.quarantined_at_s,
-        )
-        for one in found
-    }
+def _found_by(one: Standing) -> str:
+    if one.is_proven_liar:
+        return "verifier"
+    return "copies" if "copies" in one.quarantine else "logprobs"
 
 
 def _last_reward(directory: RunDirectory) -> float:
@@ -264,11 +220,7 @@ def _row(one: Measured) -> str:
 
 
 async def _measure_all(root: Path, runs: list[tuple[Cheat | None, bool]], given: argparse.Namespace) -> bool:
-    (root / "logs").mkdir(parents=True, exist_ok=True)
-    model, honest_reward, is_kept = root / "model", None, True
-    async with children_below(root) as children:
-        accuracy = ("--accuracy", str(BASE_ACCURACY), "--seed", str(given.seed))
-        await children.run("model", "deploy.demo.warm_start", str(model), *accuracy)
+    model, honest_reward, is_kept = await demo_model(root, seed=given.seed), None, True
     print(
         "cheat                     verifier  found  by        within  false  groups  lies  trained on  "
         "reward  score   cost",
@@ -301,16 +253,11 @@ async def _measure_all(root: Path, runs: list[tuple[Cheat | None, bool]], given:
 def main() -> int:
     """Measure, print, and return the exit code."""
     given = _arguments()
-    root = Path(given.directory or tempfile.mkdtemp(prefix="heterorl-cheats-"))
     chosen = [cheat for cheat in CHEATS if not given.cheats or cheat.name in given.cheats]
     runs: list[tuple[Cheat | None, bool]] = [(None, True), *((cheat, True) for cheat in chosen)]
     if not given.cheats:
         runs.append((Cheat("inverted"), False))
-    try:
-        return 0 if asyncio.run(_measure_all(root, runs, given)) else 1
-    except ChildError as error:
-        print(f"a run did not end: {error}; logs are below {root}", file=sys.stderr)
-        return 1
+    return kept_below(given.directory, "cheats", lambda root: _measure_all(root, runs, given))
 
 
 def _arguments() -> argparse.Namespace:

@@ -16,7 +16,6 @@ import asyncio
 import json
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -27,13 +26,10 @@ from bench.cheat_lab.lies import Cheat
 from bench.cheat_lab.lying_node import CHEAT, LEAGUE, LIES
 from bench.cheat_lab.stalling_node import STALL
 from bench.cheat_lab.stalling_task import StallingTask
-from deploy.demo.plan import BASE_ACCURACY, GROUP_SIZE, LEARNING_RATE, MAX_STALENESS_VERSIONS
-from deploy.runs.processes import ChildError, Children, children_below
+from bench.demo_run import DemoRun, demo_model, kept_below
+from deploy.runs.processes import Children, children_below
 from deploy.runs.records import StepTail, read_ledger
-from deploy.runs.run_directory import COORDINATOR, LEARNER, RunDirectory, Section
-from deploy.runs.run_session import RunSession
-from node.coordinator.ledger.ledger_check import facts_in, reading
-from node.coordinator.work.samplers.sampler_standing import Standing
+from deploy.runs.run_directory import COORDINATOR, LEARNER, Section
 
 MOST_LIES: Final = 0.02
 FEW: Final = 100
@@ -99,23 +95,19 @@ class Measured:
     """Verdict -> groups of those that stall."""
 
 
-class StalledRun(RunSession):
+class StalledRun(DemoRun):
     """A run below ``root``. The caller ends the children that are left."""
 
     def __init__(self, root: Path, case: Case, *, children: Children, seed: int) -> None:
-        self.directory = RunDirectory(root)
         self.case = case
         self.stallers = tuple(f"sampler-{n + 2}" for n in range(case.stallers))
-        self.samplers = (HONEST, *self.stallers, *([LIAR] if case.has_liar else []))
-        self.verifiers = ("verifier-1", *(["verifier-2"] if case.has_hung_verifier else []))
         super().__init__(
-            self.directory,
-            enrolled=(*self.samplers, *self.verifiers),
+            root,
             children=children,
-            ready_timeout_s=READY_TIMEOUT_S,
+            samplers=(HONEST, *self.stallers, *([LIAR] if case.has_liar else [])),
+            verifiers=("verifier-1", *(["verifier-2"] if case.has_hung_verifier else [])),
         )
         self._seed = seed
-        self._own = children
 
     async def begin(self, model: Path) -> None:
         """Make the run on ``model`` and bring every process up, verifiers before samplers.
@@ -123,16 +115,11 @@ class StalledRun(RunSession):
         Raises:
             ChildError: one did not come up.
         """
-        self.directory.make_folders()
-        self.directory.model.symlink_to(model)
-        await self.make_run(self._configurations())
-        await self.start(COORDINATOR, environ={})
-        for name in (*self.samplers, *self.verifiers):
-            await self.let_in(name)
+        await self.make(model, self._changes())
         for name in self.verifiers:
             await self.start(name, environ={})
         if self.case.has_hung_verifier:
-            self._own.signal("verifier-2", signal.SIGSTOP)
+            self._children.signal("verifier-2", signal.SIGSTOP)
         async with asyncio.TaskGroup() as tasks:
             for name in self.stallers:
                 tasks.create_task(self._start_staller(name, model))
@@ -149,13 +136,13 @@ class StalledRun(RunSession):
             await self.wait_for_last_step(timeout_s=0.2)
         if self.case.restarts_coordinator:
             await asyncio.sleep(seconds / 2)
-            await self._own.stop(COORDINATOR)
+            await self._children.stop(COORDINATOR)
             await self.start(COORDINATOR, environ={})
             await asyncio.sleep(seconds / 2)
         else:
             await asyncio.sleep(seconds)
         if self.case.has_hung_verifier:
-            self._own.signal("verifier-2", signal.SIGCONT)
+            self._children.signal("verifier-2", signal.SIGCONT)
 
     def told(self) -> set[str]:
         """Return the ids of the groups that the liar lied about."""
@@ -176,44 +163,29 @@ class StalledRun(RunSession):
         }
         await self.start(LIAR, environ=environ, module="bench.cheat_lab.lying_node")
 
-    def _configurations(self) -> dict[str, dict[str, Section]]:
-        directory, ports = self.directory, self.ports
-        model = {"model_dir": str(directory.model)}
+    def _changes(self) -> dict[str, Mapping[str, Section]]:
         tasks = {TASK: f"{StallingTask.__module__}:{StallingTask.__name__}"}
         coordinator: Section = {
-            "listen": f"127.0.0.1:{ports.members}",
-            "enrolment_listen": f"127.0.0.1:{ports.enrolment}",
             "task": TASK,
             "prompts": StallingTask.prompts,
             "prompt_seed": self._seed,
-            "group_size": GROUP_SIZE,
             "batch_groups": BATCH_GROUPS,
-            "max_staleness_versions": MAX_STALENESS_VERSIONS,
-            "max_new_tokens": 4,
             "heartbeat_interval_s": 0.5,
             "lease_ttl_s": 20.0,
             "concurrency_groups": 3 * BATCH_GROUPS,
             "buffer_groups": 4 * BATCH_GROUPS,
             "require_verifier": self.case.requires_verifier,
         }
-        learner = {**model, "threads": 1, "learning_rate": LEARNING_RATE, "buffer_groups": 2 * BATCH_GROUPS}
-        sections: dict[str, Mapping[str, Section]] = {
+        changes: dict[str, Mapping[str, Section]] = {
             COORDINATOR: {"coordinator": coordinator},
-            LEARNER: {"learner": learner},
+            LEARNER: {"learner": {"buffer_groups": 2 * BATCH_GROUPS}},
+            **{name: {"verifier.custom_tasks": tasks} for name in self.verifiers},
         }
-        for name in self.verifiers:
-            sections[name] = {"verifier": model, "verifier.custom_tasks": tasks}
         for number, name in enumerate(self.samplers):
-            sampler = {**model, "threads": 1, "seed": 9 * self._seed + number, "concurrency_groups": 8}
-            sampler["grader_processes"] = 1  # sets its pace
-            sections[name] = {"sampler": sampler, "sampler.custom_tasks": tasks}
-        return {
-            name: {
-                **directory.place(name, ports, dials=None if name == COORDINATOR else ports.members),
-                **sections[name],
-            }
-            for name in sections
-        }
+            # One grader process: it sets the sampler's pace.
+            sampler = {"seed": 9 * self._seed + number, "grader_processes": 1}
+            changes[name] = {"sampler": sampler, "sampler.custom_tasks": tasks}
+        return changes
 
 
 async def measure(run: StalledRun, model: Path, *, seconds: float) -> Measured:
@@ -228,7 +200,7 @@ async def measure(run: StalledRun, model: Path, *, seconds: float) -> Measured:
     ledger = read_ledger(run.directory.ledger, run_id=run.directory.run_id)
     trained = {group_id for group_ids in ledger.steps.values() for group_id in group_ids}
     told = run.told()
-    shut_out = _shut_out(run.directory.ledger)
+    shut_out = run.shut_out()
     steps = StepTail(run.directory.step_log).read()
     took_s = steps[-1].at_s - steps[0].at_s if len(steps) > 1 else 0.0
     stalled: dict[str, int] = {}
@@ -239,16 +211,11 @@ async def measure(run: StalledRun, model: Path, *, seconds: float) -> Measured:
         lies=len(told),
         trained_on=len(trained & told),
         liar_found=LIAR in shut_out,
-        falsely_found=tuple(sorted(shut_out & {HONEST})),
+        falsely_found=tuple(sorted(shut_out.keys() & {HONEST})),
         steps=len(steps),
         steps_per_s=(len(steps) - 1) / max(took_s, seconds),
         outcomes=stalled,
     )
-
-
-def _shut_out(ledger: Path) -> set[str]:
-    with reading(ledger) as connection:
-        return {one.sampler_id for one in facts_in(connection, Standing) if one.quarantine}
 
 
 def _is_kept(case: Case, one: Measured, speed: float | None) -> bool:
@@ -259,11 +226,7 @@ def _is_kept(case: Case, one: Measured, speed: float | None) -> bool:
 
 
 async def _measure_all(root: Path, cases: list[Case], given: argparse.Namespace) -> bool:
-    (root / "logs").mkdir(parents=True, exist_ok=True)
-    model, is_kept = root / "model", True
-    async with children_below(root) as children:
-        accuracy = ("--accuracy", str(BASE_ACCURACY), "--seed", str(given.seed))
-        await children.run("model", "deploy.demo.warm_start", str(model), *accuracy)
+    model, is_kept = await demo_model(root, seed=given.seed), True
     print("case                        lies  trained on  found  false  steps/s  of that without", flush=True)
     speeds: dict[str, float] = {}
     for number, case in enumerate(cases):
@@ -288,13 +251,8 @@ async def _measure_all(root: Path, cases: list[Case], given: argparse.Namespace)
 def main() -> int:
     """Measure, print, and return the exit code."""
     given = _arguments()
-    root = Path(given.directory or tempfile.mkdtemp(prefix="heterorl-stalls-"))
     chosen = [case for case in CASES if not given.cases or case.name in given.cases]
-    try:
-        return 0 if asyncio.run(_measure_all(root, chosen, given)) else 1
-    except ChildError as error:
-        print(f"a run did not end: {error}; logs are below {root}", file=sys.stderr)
-        return 1
+    return kept_below(given.directory, "stalls", lambda root: _measure_all(root, chosen, given))
 
 
 def _arguments() -> argparse.Namespace:

@@ -1,15 +1,14 @@
 """A run of coordinator, learner and two samplers, to be attacked or given bad prompts; real processes."""
 
-import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from bench.attack_lab.task import CoinTask
 from bench.bad_prompt_tasks import GoodPrompts
+from bench.demo_run import DemoRun
 from deploy.runs.processes import Children
-from deploy.runs.run_directory import COORDINATOR, LEARNER, RunDirectory, Section
-from deploy.runs.run_session import RunSession
+from deploy.runs.run_directory import COORDINATOR, LEARNER, Section
 from node.coordinator.ledger.ledger_check import facts_in, reading
 from node.coordinator.work.terms.model_check import Learner
 from node.enrolment.authority import Authority
@@ -17,16 +16,13 @@ from node.enrolment.authority import Authority
 SAMPLERS: Final = ("sampler-1", "sampler-2")
 
 TASK: Final = "coin"
-READY_TIMEOUT_S: Final = 240.0
-"""Several processes that import torch on cores that others use too."""
-
 GROUP_SIZE: Final = 4
 MAX_NEW_TOKENS: Final = 8
 CONCURRENCY_GROUPS: Final = 72
 EVALUATION: Final = {"every_versions": 20, "prompts": 8}
 
 
-class Stage(RunSession):
+class Stage(DemoRun):
     """One run below ``root``. The caller ends the children that are left."""
 
     def __init__(
@@ -38,10 +34,7 @@ class Stage(RunSession):
         changes: Mapping[str, Section] | None = None,
     ) -> None:
         """Prepare a run; ``changes`` to the sections of its configuration, by role or by section."""
-        self.directory = RunDirectory(root)
-        super().__init__(
-            self.directory, enrolled=SAMPLERS, children=children, ready_timeout_s=READY_TIMEOUT_S
-        )
+        super().__init__(root, children=children, samplers=SAMPLERS)
         self.run_id = root.name
         self._task, self._prompts = f"{task.__module__}:{task.__name__}", task.prompts
         self._changes = changes or {}
@@ -52,22 +45,16 @@ class Stage(RunSession):
         Raises:
             ChildError: one did not come up.
         """
-        await self.make(model)
+        await self.lead(model)
         await self.start_others()
 
-    async def make(self, model: Path) -> None:
+    async def lead(self, model: Path) -> None:
         """Make the run on ``model``, start its coordinator and let its samplers in.
 
         Raises:
             ChildError: the coordinator did not come up.
         """
-        self.directory.make_folders()
-        self.directory.model.symlink_to(model)
-        await self.make_run(self._configurations())
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.start(COORDINATOR, environ={}))
-            for name in SAMPLERS:
-                tasks.create_task(self.let_in(name))
+        await self.make(model, self._sections())
 
     def pid(self, name: str) -> int:
         """Return the process id of a daemon."""
@@ -83,12 +70,8 @@ class Stage(RunSession):
         with reading(self.directory.ledger) as connection:
             return next(facts_in(connection, Learner))
 
-    def _configurations(self) -> dict[str, dict[str, Section]]:
-        directory, ports = self.directory, self.ports
-        model = {"model_dir": str(directory.model), "threads": 1}
+    def _sections(self) -> dict[str, dict[str, Section]]:
         coordinator: Section = {
-            "listen": f"127.0.0.1:{ports.members}",
-            "enrolment_listen": f"127.0.0.1:{ports.enrolment}",
             "task": TASK,
             "prompts": self._prompts,
             "group_size": GROUP_SIZE,
@@ -103,16 +86,12 @@ class Stage(RunSession):
         }
         sections: dict[str, Mapping[str, Section]] = {
             COORDINATOR: {"coordinator": coordinator, "coordinator.evaluation": EVALUATION},
-            LEARNER: {"learner": {**model, "learning_rate": 1e-5}},
+            LEARNER: {"learner": {"learning_rate": 1e-5}},
         }
         for seed, name in enumerate(SAMPLERS):
-            sampler = {**model, "seed": seed, "concurrency_groups": 16}
+            sampler = {"seed": seed, "concurrency_groups": 16}
             sections[name] = {"sampler": sampler, "sampler.custom_tasks": {TASK: self._task}}
-        dials = {COORDINATOR: None}
         return {
-            name: {
-                **directory.place(name, ports, dials=dials.get(name, ports.members)),
-                **{key: {**section, **self._changes.get(key, {})} for key, section in its.items()},
-            }
+            name: {key: {**section, **self._changes.get(key, {})} for key, section in its.items()}
             for name, its in sections.items()
         }

@@ -28,7 +28,8 @@ from node.relay.metrics import RelayMetrics
 from node.rpc.address import split_target
 from node.rpc.hub import Hub
 from node.rpc.strangers.client_hello import MOST_BYTES, server_name_in
-from node.rpc.strangers.entrance import CHUNK_BYTES, Entrance, exchange
+from node.rpc.strangers.entrance import Entrance
+from node.rpc.strangers.exchange import CHUNK_BYTES, exchange
 from node.rpc.strangers.places import PlaceLimits, Places
 from node.rpc.strangers.private_socket import PrivateSocket
 from node.run import Role
@@ -138,8 +139,7 @@ class Splice:
             self._coordinator_of.pop(task, None)
 
     async def _pass_on(self, hello: bytes, client: socket.socket, server: socket.socket) -> None:
-        await asyncio.get_running_loop().sock_sendall(server, hello)
-        await exchange(client, server, half_open_s=self._limits.half_open_s)
+        await exchange(client, server, first=hello, half_open_s=self._limits.half_open_s)
 
     async def _connected(self, address: str) -> socket.socket:
         """Connect to a coordinator, straight. Raises RefusedError: BUSY; it is not reached."""

@@ -16,6 +16,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 from bench.forked_context import forked_context
@@ -25,7 +26,7 @@ from learner.config import LearnerConfig
 from learner.journal.checkpoint import opened_masters
 from learner.journal.checkpoint_index import versions_in
 from learner.masters.tensor_files import load_tensors
-from learner.model.model import load_policy
+from learner.model.model import Policy, load_policy
 from learner.publishing.kept_versions import published_versions
 from learner.ranks import launching
 from node.clients.heartbeats import Notices, PeerReports
@@ -47,7 +48,7 @@ from node.policy import NO_BASE, PolicyVersion
 from node.process.daemon import StartStage, run_daemon
 from node.process.role_context import RoleContext
 from node.process.service import Service
-from node.rollout import PromptLease, RolloutGroup
+from node.rollout import Completion, PromptLease, RolloutGroup
 from node.rpc.channel import Backoff, Purpose, dial
 from node.run import Role
 from node.step_log_parts import log_lines
@@ -58,12 +59,16 @@ from node.weights.store.artifact_store import ArtifactStore
 from node.wire.rollouts import group_to_wire
 from support.groups import make_completion, make_group
 from support.identity import MadeRun, make_run
+from support.made_up_groups import completion_logprob
 from support.orders import give
 from support.rank_processes import WarmRank
 from support.roles import role_context
 from support.waiting import until
 
 CLOCK = SystemClock()
+
+LONGEST_S = 240.0
+"""For a life of the learner: a bound on what hangs, not on how busy the machine is."""
 
 
 @asynccontextmanager
@@ -93,26 +98,30 @@ async def coordinator(made: MadeRun, *, batch_groups: int = 2) -> AsyncIterator[
 
 
 def answer(
-    lease: PromptLease,
-    made: MadeRun,
-    model_dir: Path,
-    layout_digest: bytes,
-    *,
-    reward_of: Callable[[int], float],
+    lease: PromptLease, made: MadeRun, model_dir: Path, policy: Policy, *, reward_of: Callable[[int], float]
 ) -> RolloutGroup:
+    """Return a group with the logprobs of ``policy``, so that scoring it again finds nothing wrong."""
     draws = np.random.default_rng(lease.prompt_index)
-    completions = tuple(
-        make_completion(4, reward=reward_of(i), token_ids=draws.integers(0, 42, 4).astype(np.int32))
-        for i in range(lease.group_size)
-    )
+    prompt = np.array([1, 2, 3], np.int32)
+
+    def written(reward: float) -> Completion:
+        token_ids = draws.integers(0, 42, 4).astype(np.int32)
+        with torch.no_grad():
+            logprob = completion_logprob(policy, prompt, token_ids, temperature=lease.sampling.temperature)
+        return make_completion(
+            4, reward=reward, token_ids=token_ids, behaviour_logprob=logprob.float().numpy()
+        )
+
+    completions = tuple(written(reward_of(i)) for i in range(lease.group_size))
     return make_group(
         lease.lease_id,
         run_id=made.run_id,
         prompt_index=lease.prompt_index,
+        prompt_token_ids=prompt,
         sampling=lease.sampling,
         task_digest=lease.task_digest,
         completions=completions,
-        layout_digest=layout_digest,
+        layout_digest=policy.layout.digest,
         tokenizer_digest=tokenizer_digest(model_dir),
     )
 
@@ -152,7 +161,7 @@ async def sampling(
         while True:
             grant = await client.lease(4, version0)
             for lease in grant.leases:
-                group = answer(lease, made, model_dir, layout.digest, reward_of=reward_of)
+                group = answer(lease, made, model_dir, policy, reward_of=reward_of)
                 verdict, detail = await client.submit(group_to_wire(group))
                 assert verdict is Verdict.SPOOLED, detail
             if not grant.leases:
@@ -200,7 +209,7 @@ async def learn(
     async def build() -> list[Service]:
         return await learner_role.build(context)
 
-    async with asyncio.timeout(60 * ranks):
+    async with asyncio.timeout(LONGEST_S):
         code = await run_daemon([StartStage("learner", build)], drain_timeout_s=10, announce=lambda _: None)
     return code, context
 
@@ -285,6 +294,7 @@ def learn_on_two_ranks_then_one(directory: Path, model_dir: Path) -> None:
         asyncio.run(_learn_on_two_ranks_then_one(make_run(directory, now=time.time()), model_dir))
 
 
+@pytest.mark.timeout(2 * LONGEST_S)
 @pytest.mark.usefixtures("warm_server")
 def test_a_learner_of_two_ranks_publishes_and_one_rank_goes_on(tmp_path: Path, model_dir: Path) -> None:
     process = forked_context().Process(target=learn_on_two_ranks_then_one, args=(tmp_path / "run", model_dir))
@@ -324,6 +334,7 @@ def roll_back_two_ranks(directory: Path, model_dir: Path) -> None:
         asyncio.run(_learn_and_roll_back(make_run(directory, now=time.time()), model_dir, ranks=2))
 
 
+@pytest.mark.timeout(2 * LONGEST_S)
 @pytest.mark.usefixtures("warm_server")
 def test_a_learner_of_two_ranks_rolls_back(tmp_path: Path, model_dir: Path) -> None:
     process = forked_context().Process(target=roll_back_two_ranks, args=(tmp_path / "run", model_dir))

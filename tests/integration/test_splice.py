@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Iterator
+import struct
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from prometheus_client import CollectorRegistry
 
 from heterorl.v1 import common_pb2
@@ -188,6 +190,32 @@ async def test_a_receiver_that_is_slow_holds_up_its_sender() -> None:
         client.close()
 
 
+async def test_what_was_said_last_arrives_before_the_connection_is_closed() -> None:
+    async with opened() as it:
+        client = await it.dial(TO_COORDINATOR)
+        server = await it.coordinator.accept()
+        assert await received(server, len(TO_COORDINATOR)) == TO_COORDINATOR
+        loop, answer = asyncio.get_running_loop(), bytes(16 << 20)
+        answering = asyncio.create_task(loop.sock_sendall(server, answer))
+        client.shutdown(socket.SHUT_WR)
+        assert await is_closed(server)
+        assert len(await received(client, 1 << 16)) == 1 << 16
+        answering.add_done_callback(lambda _: server.shutdown(socket.SHUT_WR))
+        assert len(await received(client, 16 << 20)) == (16 << 20) - (1 << 16)
+        await until(lambda: it.number("coordinator") == 0)
+
+
+async def test_an_end_that_breaks_off_ends_the_other_at_once() -> None:
+    async with opened() as it:
+        client = await it.dial(TO_COORDINATOR)
+        server = await it.coordinator.accept()
+        assert await received(server, len(TO_COORDINATOR)) == TO_COORDINATOR
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        server.close()
+        assert await is_closed(client)
+        await until(lambda: it.number("coordinator") == 0)
+
+
 async def test_one_direction_may_end_before_the_other_and_not_for_long() -> None:
     async with opened(half_open_s=0.2) as it:
         client = await it.dial(TO_COORDINATOR)
@@ -198,6 +226,19 @@ async def test_one_direction_may_end_before_the_other_and_not_for_long() -> None
         await asyncio.get_running_loop().sock_sendall(server, b"late")
         assert await received(client, 4) == b"late"
         assert await is_closed(client)  # after half_open_s
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        test_what_a_connection_begins_with_says_where_it_leads_and_all_of_it_arrives,
+        test_a_receiver_that_is_slow_holds_up_its_sender,
+        test_what_was_said_last_arrives_before_the_connection_is_closed,
+        test_an_end_that_breaks_off_ends_the_other_at_once,
+    ],
+)
+def test_a_daemons_loop_copies_the_same(test: Callable[[], Coroutine[None, None, None]]) -> None:
+    uvloop.run(test())
 
 
 async def test_a_coordinator_that_is_not_reached_is_busy_and_the_next_connection_finds_it() -> None:

@@ -1,11 +1,13 @@
-"""Words of this rank's own frames, made of masters that lie on all ranks: one whole tensor at a time.
+"""Words of this rank's own frames, made of masters that lie on all ranks: a whole tensor a rank at a time.
 
     each rank: its part of a tensor, rounded --> the rank that gathers it --frame by frame--> frames' owners
 
-Tensors are gathered in the order of the layout, each by the next rank, which forgets it once its words are
-dealt out: no rank holds more than one whole tensor, and all together hold one. Parts are rounded before they
-travel: two bytes an element, and not four. Frames are dealt out in turn, so that no rank has one more than
-another, and ranks follow the same frames in the same order.
+Tensors are gathered in the order of the layout: as many at once as there are ranks, each by a rank of its
+own, unless they are together larger than the largest one. A rank forgets its tensor once the words are dealt
+out. So no rank holds more than one whole tensor, and parts of others that together are no larger than the
+largest. What travels waits for nothing else that does. Parts are rounded before, to two bytes an element
+instead of four. Frames are dealt out in turn, so that no rank has one more than another, and ranks follow the
+same frames in the same order.
 """
 
 import json
@@ -23,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from learner.masters.master_words import round_into
 from learner.sizing.mesh_sizes import Coordinate, MeshSizes
 from node.weights.format.digests import Words
-from node.weights.format.layout import Layout, Overlap, TensorSpan
+from node.weights.format.layout import Layout, Overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +85,13 @@ class DealtWords:
         self._sizes = sizes
         self._group = group
         self._shardings = shardings(tensors, sizes=sizes, group=group)
-        self._gatherers = {span.name: number % sizes.ranks for number, span in enumerate(layout.tensors)}
-        self._name = ""
-        """The tensor that is being dealt out; empty: none."""
-        self._whole: Tensor | None = None
-        """Its elements, rounded and flattened, on the rank that gathers it."""
+        self._most_words = max(span.words for span in layout.tensors)
+        """In all tensors that are gathered at once."""
+        self._numbers = {span.name: number for number, span in enumerate(layout.tensors)}
+        self._gathered = range(0)
+        """Numbers of the tensors that are being dealt out."""
+        self._whole = torch.empty(0)
+        """The one of them that this rank gathered, rounded and flattened."""
 
     def owner(self, frame: int) -> int:
         """Return the rank that has a frame."""
@@ -112,57 +116,99 @@ class DealtWords:
             words: returns where the words of a frame belong.
         """
         if frames[0] == 0:
-            self._name, self._whole = "", None
+            self._forget()
+        passed: list[dist.Work] = []
         for frame in frames:
             for piece in self.layout.overlaps(frame):
-                if piece.tensor.name != self._name:
-                    self._name, self._whole = piece.tensor.name, None
-                    self._whole = self._gathered(piece.tensor)
-                self._deal(piece, frame, words)
+                if (number := self._numbers[piece.tensor.name]) not in self._gathered:
+                    _wait(passed)
+                    self._gather(self._together(number))
+                passed += self._deal(piece, frame, words)
+        _wait(passed)
         if frames[-1] == len(self.layout.frames) - 1:
-            self._name, self._whole = "", None
+            self._forget()
 
-    def _gathered(self, span: TensorSpan) -> Tensor | None:
-        """Return a tensor, flattened, on the rank that gathers it; None on others, which send their parts."""
-        sharding, gatherer = self._shardings[span.name], self._gatherers[span.name]
-        dtype: torch.dtype = getattr(torch, span.dtype.name)
-        is_here = gatherer == self.rank
-        whole = torch.empty(sharding.shape, dtype=dtype, device="cpu" if is_here else "meta")
-        for rank in range(self.ranks):
-            at = self._sizes.coordinate(rank)
-            part = sharding.part(whole, at, self._sizes)
-            if part.numel() == 0 or not sharding.is_sent_by(at) or self.rank not in (rank, gatherer):
-                continue
-            rounded = torch.empty(part.numel(), dtype=dtype)
-            if rank == self.rank:
-                round_into(rounded, self._flat[span.name])
-            self._pass(rounded, rank, gatherer)
+    def _forget(self) -> None:
+        self._gathered, self._whole = range(0), torch.empty(0)
+
+    def _gatherer(self, tensor: int) -> int:
+        """Return the rank that gathers a tensor; of tensors that are gathered at once each has another."""
+        return tensor % self.ranks
+
+    def _together(self, first: int) -> range:
+        """Return the tensors from ``first`` on that are gathered at once."""
+        tensors, words = self.layout.tensors[first:][: self.ranks], 0
+        for number, span in enumerate(tensors, first):
+            words += span.words
+            if words > self._most_words:
+                return range(first, number)
+        return range(first, first + len(tensors))
+
+    def _gather(self, tensors: range) -> None:
+        """Gather tensors, and forget those before; the ranks that do not gather one send their parts."""
+        self._forget()
+        passed: list[dist.Work] = []
+        arrived: list[tuple[Tensor, Tensor]] = []
+        """Places in the whole tensor, and the parts that belong there."""
+        for number in tensors:
+            span, gatherer = self.layout.tensors[number], self._gatherer(number)
+            sharding, is_here = self._shardings[span.name], gatherer == self.rank
+            dtype: torch.dtype = getattr(torch, span.dtype.name)
+            whole = torch.empty(sharding.shape, dtype=dtype, device="cpu" if is_here else "meta")
+            for rank in range(self.ranks):
+                at = self._sizes.coordinate(rank)
+                place = sharding.part(whole, at, self._sizes)
+                if place.numel() == 0 or not sharding.is_sent_by(at) or self.rank not in (rank, gatherer):
+                    continue
+                is_in_place = is_here and place.is_contiguous()
+                part = place.view(-1) if is_in_place else torch.empty(place.numel(), dtype=dtype)
+                if rank == self.rank:
+                    round_into(part, self._flat[span.name])
+                passed += self._pass(part, rank, gatherer)
+                if is_here and not is_in_place:
+                    arrived.append((place, part))
             if is_here:
-                part.copy_(rounded.view(part.shape))
-        return whole.view(-1) if is_here else None
+                self._whole = whole.view(-1)
+        _wait(passed)
+        for place, part in arrived:
+            place.copy_(part.view(place.shape))
+        self._gathered = tensors
 
-    def _deal(self, piece: Overlap, frame: int, words: Callable[[int], Words]) -> None:
-        """Hand the words that a frame and the gathered tensor have in common to the frame's owner."""
-        owner, gatherer = self.owner(frame), self._gatherers[self._name]
+    def _deal(self, piece: Overlap, frame: int, words: Callable[[int], Words]) -> list[dist.Work]:
+        """Begin to hand the words that a frame and a gathered tensor have in common to the frame's owner."""
+        owner, gatherer = self.owner(frame), self._gatherer(self._numbers[piece.tensor.name])
         if self.rank not in (owner, gatherer):
-            return
+            return []
         first, count = _elements(piece)
-        dtype: torch.dtype = getattr(torch, piece.tensor.dtype.name)
-        elements = torch.empty(count, dtype=dtype) if self._whole is None else self._whole[first:][:count]
-        self._pass(elements, gatherer, owner)
+        elements = self._whole[first:][:count] if self.rank == gatherer else torch.empty(0)
         if self.rank == owner:
-            to = words(frame)[piece.frame_word :][: piece.words].view(np.uint8)
-            to[count * dtype.itemsize :] = 0  # the upper half of a last word belongs to no element
-            to[: count * dtype.itemsize] = elements.view(torch.uint8).numpy()
-
-    def _pass(self, elements: Tensor, sender: int, receiver: int) -> None:
-        """Send a flat tensor from one rank, or receive it there, unless it is the same."""
-        if sender != receiver:
-            data = elements.view(torch.uint8)
-            if self.rank == sender:
-                dist.send(data, receiver, self._group)
+            to = torch.from_numpy(words(frame)[piece.frame_word :][: piece.words].view(np.uint8))
+            size_bytes = count * piece.tensor.dtype.element_bytes
+            to[size_bytes:] = 0  # the upper half of a last word belongs to no element
+            to = to[:size_bytes]
+            if owner == gatherer:
+                to.copy_(elements.view(torch.uint8))
             else:
-                dist.recv(data, sender, self._group)
+                elements = to
+        return self._pass(elements, gatherer, owner)
+
+    def _pass(self, elements: Tensor, sender: int, receiver: int) -> list[dist.Work]:
+        """Begin to send a flat tensor from one rank, or to receive it there, unless it is the same."""
+        if sender == receiver:
+            return []
+        data = elements.view(torch.uint8)
+        if self.rank == sender:
+            begun = dist.isend(data, receiver, self._group)
+        else:
+            begun = dist.irecv(data, sender, self._group)
+        assert begun is not None  # this rank is of the group
+        return [begun]
+
+
+def _wait(passed: list[dist.Work]) -> None:
+    """Wait until all has arrived, and forget it. Raises RuntimeError: another rank is gone."""
+    while passed:
+        passed.pop(0).wait()
 
 
 def shardings(tensors: Mapping[str, Tensor], *, sizes: MeshSizes, group: ProcessGroup) -> dict[str, Sharding]:

@@ -1,10 +1,9 @@
 """TCP connections that are passed on: accepted as far as there are places, each served in a task of its own.
 
-    caller --TCP--> place --task--> hello, limits: a gate or a splice --copy, both ways--> a server
+    caller --TCP--> place --task--> hello, limits: a gate or a splice --both ways--> a server
 
-Nothing is buffered here: a direction is read again once what was read of it has been handed to the kernel, so
-that a receiver that is slow holds up its sender. A newcomer for whom there is no place, and whoever loses his
-own to a newcomer, is closed without a word and counted as ``busy``.
+A newcomer for whom there is no place, and a caller who loses his own to a newcomer, is closed without a word
+and counted as ``busy``.
 """
 
 import asyncio
@@ -20,9 +19,6 @@ from node.rpc.strangers.places import NoPlaceError, Places, origin
 from node.waits import put_away
 
 logger = logging.getLogger(__name__)
-
-CHUNK_BYTES: Final = 64 << 10
-"""Read at once. Allocated when there is something to read: an idle connection takes no buffer."""
 
 ACCEPT_AGAIN_S: Final = 0.5
 """Pause after a connection could not be accepted: descriptors have run out."""
@@ -102,45 +98,3 @@ class Entrance:
         finally:
             self._places.leave(task)
             connection.close()
-
-
-async def copy(
-    source: socket.socket,
-    sink: socket.socket,
-    *,
-    most_bytes: float = float("inf"),
-    idle_s: float | None = None,
-) -> float:
-    """Copy until ``source`` ends, which ``sink`` is told, or ``most_bytes`` are copied; return what is left.
-
-    Raises TimeoutError: nothing came for ``idle_s``. OSError: either end is gone.
-    """
-    loop = asyncio.get_running_loop()
-    left_bytes = most_bytes
-    while left_bytes > 0:
-        async with asyncio.timeout(idle_s):
-            chunk = await loop.sock_recv(source, int(min(left_bytes, CHUNK_BYTES)))
-        if not chunk:
-            sink.shutdown(socket.SHUT_WR)
-            break
-        left_bytes -= len(chunk)
-        await loop.sock_sendall(sink, chunk)
-        await asyncio.sleep(0)  # where both ends are always ready, others have their turn, too
-    return left_bytes
-
-
-async def exchange(first: socket.socket, second: socket.socket, *, half_open_s: float) -> None:
-    """Copy both ways until both ends have ended, or one has and the other goes on for ``half_open_s``.
-
-    Raises OSError: either is gone.
-    """
-    ways = {asyncio.create_task(copy(first, second)), asyncio.create_task(copy(second, first))}
-    try:
-        ended, going_on = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        if going_on and not any(way.exception() for way in ended):
-            more, _ = await asyncio.wait(going_on, timeout=half_open_s)
-            ended |= more
-        for way in ended:
-            way.result()
-    finally:
-        await put_away(*ways)

@@ -17,7 +17,8 @@ from typing import Final
 
 from node import descriptors
 from node.errors import CountRefusal, Reason
-from node.rpc.strangers.entrance import Entrance, copy
+from node.rpc.strangers.entrance import Entrance
+from node.rpc.strangers.exchange import CHUNK_BYTES
 from node.rpc.strangers.places import PlaceLimits, Places
 from node.rpc.strangers.private_socket import PrivateSocket
 from node.waits import put_away
@@ -64,7 +65,7 @@ class StrangersGate:
         async with asyncio.timeout(self._limits.age_s):
             with await inner.connect(caller) as server:
                 sending = asyncio.create_task(self._send(stranger, server))
-                answering = asyncio.create_task(copy(server, stranger))
+                answering = asyncio.create_task(_copy(server, stranger))
                 try:
                     done, _ = await asyncio.wait({sending, answering}, return_when=asyncio.FIRST_COMPLETED)
                     for task in done:
@@ -75,7 +76,32 @@ class StrangersGate:
     async def _send(self, stranger: socket.socket, server: socket.socket) -> None:
         """Copy what a stranger sends, within the limits. Raises TimeoutError: it was silent for too long."""
         limits = self._limits
-        if await copy(stranger, server, most_bytes=limits.received_bytes, idle_s=limits.idle_s) == 0:
+        if await _copy(stranger, server, most_bytes=limits.received_bytes, idle_s=limits.idle_s) == 0:
             # It is read no further. What the server says to it still arrives.
             self._entrance.refuse(Reason.OVER_LIMIT)
             await asyncio.sleep(limits.idle_s)
+
+
+async def _copy(
+    source: socket.socket,
+    sink: socket.socket,
+    *,
+    most_bytes: float = float("inf"),
+    idle_s: float | None = None,
+) -> float:
+    """Copy until ``source`` ends, which ``sink`` is told, or ``most_bytes`` are copied; return what is left.
+
+    Raises TimeoutError: nothing came for ``idle_s``. OSError: either end is gone.
+    """
+    loop = asyncio.get_running_loop()
+    left_bytes = most_bytes
+    while left_bytes > 0:
+        async with asyncio.timeout(idle_s):
+            chunk = await loop.sock_recv(source, int(min(left_bytes, CHUNK_BYTES)))
+        if not chunk:
+            sink.shutdown(socket.SHUT_WR)
+            break
+        left_bytes -= len(chunk)
+        await loop.sock_sendall(sink, chunk)
+        await asyncio.sleep(0)  # where both ends are always ready, others have their turn, too
+    return left_bytes
