@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from pathlib import Path
 
 import pytest
@@ -130,39 +129,3 @@ async def test_a_prompt_is_made_once_for_a_lease_and_graded_by_the_process_that_
         rewards = {completion.reward for completion in group.completions}
         assert {f"{group.prompt_index}+{reward:.0f}=" for reward in rewards} == {prompt}
     assert len(set(drawn)) == PROMPTS
-
-
-async def test_slow_prompts_hold_up_neither_the_engine_nor_the_heartbeats(
-    made: MadeRun, base: TorchEngine, model_dir: Path
-) -> None:
-    """Half a second a prompt, four processes: eight groups a second at best, two from one process."""
-    async with (
-        running_hub(made, task="t", prompts=PROMPTS, max_staleness_versions=500) as hub,
-        learning(hub, base, model_dir) as learner,
-        sampling(
-            made,
-            hub.address,
-            model_dir,
-            custom_tasks={"t": "support.bad_prompts:SlowPrompts"},
-            concurrency_groups=4,
-            grader_processes=4,
-        ) as sampler,
-    ):
-        drain = await learner.drain(credits=1000)
-        lateness = asyncio.create_task(longest_pause(seconds=4.0))
-        await train(drain, hub.clock, groups=1)
-        began = time.monotonic()
-        trained = await train(drain, hub.clock, groups=30, version=1)
-        assert len(trained) == 30
-        assert 30 / (time.monotonic() - began) > 4, "no faster than one process"
-        assert await lateness < 0.45, "the event loop stood still for a prompt"
-        assert sampler.value("grader_processes") == 4
-
-
-async def longest_pause(*, seconds: float) -> float:
-    """Return the longest time the event loop, which hub and sampler share, took to come round."""
-    longest, until_s = 0.0, time.monotonic() + seconds
-    while (before := time.monotonic()) < until_s:
-        await asyncio.sleep(0.01)
-        longest = max(longest, time.monotonic() - before - 0.01)
-    return longest

@@ -12,7 +12,6 @@ import pytest
 
 from node.exit_code import ExitCode
 from node.rollout import RolloutGroup, check_group
-from sampler.engines import engine_thread
 from sampler.engines.torch_engine import TorchEngine
 from support.hub import HandPeer, RunningHub, running_hub
 from support.identity import MadeRun
@@ -31,15 +30,13 @@ def failing(
 
 
 @pytest.mark.usefixtures("warm_engines")
-@pytest.mark.parametrize("fault", ["out of memory", "killed", "stopped"])
+@pytest.mark.parametrize("fault", ["out of memory", "killed"])
 async def test_an_engine_that_fails_is_loaded_again_and_serves_the_version_held_and_nothing_is_doubled(
     made: MadeRun, base: TorchEngine, model_dir: Path, tmp_path: Path, fault: str
 ) -> None:
     faults = tmp_path / "faults"
     is_inside = fault == "out of memory"
-    settings: dict[str, Any] = (
-        {"apply": "spare"} if is_inside else {"engine_process": "own", "engine_step_limit_s": 8.0}
-    )
+    settings: dict[str, Any] = {"apply": "spare"} if is_inside else {"engine_process": "own"}
     async with (
         running_hub(made, max_new_tokens=60, max_staleness_versions=50) as hub,
         learning(hub, base, model_dir) as learner,
@@ -52,7 +49,7 @@ async def test_an_engine_that_fails_is_loaded_again_and_serves_the_version_held_
         if is_inside:
             faults.write_text(fault)
         else:
-            os.kill(engine_process(), signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
+            os.kill(engine_process(), signal.SIGKILL)
         await until(lambda: sampler.value("engine_restarts_total") == 1)
         await until(lambda: sampler.value("held_version") == 1)
         assert sampler.value("dropped_groups_total", reason="engine") >= 1
@@ -67,30 +64,20 @@ async def test_an_engine_that_fails_is_loaded_again_and_serves_the_version_held_
         assert (await learner.status()).slots.get("leased", 0) == 0
 
 
-@pytest.mark.parametrize("fault", ["hang", "broken"])
 async def test_a_sampler_whose_engine_cannot_be_mended_gives_its_leases_back_and_ends(
-    made: MadeRun,
-    base: TorchEngine,
-    model_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    fault: str,
+    made: MadeRun, base: TorchEngine, model_dir: Path, tmp_path: Path
 ) -> None:
-    abandoned: list[str] = []
-    monkeypatch.setattr(engine_thread, "abandon", abandoned.append)
     faults = tmp_path / "faults"
     async with (
         running_hub(made, max_new_tokens=200, max_staleness_versions=50) as hub,
         learning(hub, base, model_dir) as learner,
-        failing(made, hub, model_dir, faults, engine_step_limit_s=4.0) as sampler,
+        failing(made, hub, model_dir, faults) as sampler,
     ):
         await generating(sampler)
-        faults.write_text(fault)
+        faults.write_text("broken")
         async with asyncio.timeout(60):
             assert await sampler.ending is ExitCode.FAILED
-        faults.unlink()
-        assert abandoned == (["engine"] if fault == "hang" else [])
-        assert sampler.value("engine_restarts_total") == (0 if fault == "hang" else 3)
+        assert sampler.value("engine_restarts_total") == 3
         assert (await learner.status()).slots.get("leased", 0) == 0
 
 

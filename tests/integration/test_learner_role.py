@@ -328,12 +328,6 @@ def test_a_learner_of_two_ranks_rolls_back(tmp_path: Path, model_dir: Path) -> N
     assert process.exitcode == 0
 
 
-async def test_verdicts_reach_the_sampler_that_wrote_the_groups(made: MadeRun, model_dir: Path) -> None:
-    async with coordinator(made) as hub, sampling(made, hub, model_dir) as verdicts:
-        await learn(made, hub, model_dir, max_versions=2)
-        await until(lambda: verdicts[Verdict.TRAINED] >= 4)
-
-
 async def test_a_run_whose_rewards_are_all_equal_takes_no_step_and_says_so_until_one_differs(
     made: MadeRun, model_dir: Path
 ) -> None:
@@ -358,25 +352,6 @@ async def test_a_run_whose_rewards_are_all_equal_takes_no_step_and_says_so_until
         assert (await learning)[0] is ExitCode.DRAINED
         status = await fetch_status(hub, made.of(Role.OPERATOR))
     assert (status.head.number if status.head else 0, status.slots["trained"]) == (1, 2)
-
-
-async def test_an_operator_is_told_at_which_lag_groups_are_worth_half(made: MadeRun, model_dir: Path) -> None:
-    """Four steps of eight groups each, all drawn from version 0: four ages are measured."""
-    async with coordinator(made, batch_groups=8) as hub, sampling(made, hub, model_dir):
-        # The sampler's logprobs are made up: without a limit it would be shut out.
-        code, _ = await learn(made, hub, model_dir, max_versions=4, quarantine_mismatch_nats=math.inf)
-        assert code is ExitCode.DRAINED
-        status = await fetch_status(hub, made.operator)
-    assert status.step is not None
-    recommended = status.step.recommended_staleness
-    assert recommended is not None
-    assert (recommended.sample, recommended.unknown_because) == ("token weights", "")
-    output = io.StringIO()
-    Console(file=output, width=200).print(render(status))
-    assert (
-        f"staleness beyond lag {recommended.versions} the effective sample size of token weights may halve "
-        "(bound is 16 versions)"
-    ) in output.getvalue()
 
 
 async def test_a_signing_key_of_another_run_is_refused_before_anything_is_loaded(

@@ -135,16 +135,6 @@ async def test_rewards_of_batches_that_teach_nothing_count_for_the_goal_and_for_
     assert best_in(tmp_path) == BestVersion(1, 1.0)
 
 
-async def test_a_base_model_that_solves_the_task_ends_the_run(model_dir: Path, tmp_path: Path) -> None:
-    goal: dict[str, Any] = {"stop_at_reward": 1.0, "stop_window_versions": 2}
-    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path, **goal) as running:
-        await hub.give(
-            *(running.delivered(f"{n}.1", completions=equal_rewards(1.0, version=0)) for n in range(4))
-        )
-        await asyncio.wait_for(running.tasks[1], timeout=30)
-        assert running.loop.version == 0
-
-
 async def test_a_step_s_line_says_where_its_time_went(model_dir: Path, tmp_path: Path) -> None:
     async with scripted_hub() as hub, learner(hub, model_dir, tmp_path) as running:
         await hub.give(*(running.delivered(f"{n}.1") for n in range(BATCH)))
@@ -492,19 +482,6 @@ async def test_the_best_version_is_written_down_when_it_is_told_and_not_with_the
         assert best_in(tmp_path) == BestVersion(1)  # until another version has a score
 
 
-async def test_where_versions_are_evaluated_a_window_of_training_rewards_makes_none_the_best(
-    model_dir: Path, tmp_path: Path
-) -> None:
-    told = EvaluationNotice(announced=1, is_evaluated=True)
-    async with (
-        scripted_hub() as hub,
-        learner(hub, model_dir, tmp_path, evaluations=told, stop_window_versions=1) as running,
-    ):
-        await hub.give(*(running.delivered(f"{n}.1") for n in range(BATCH)))
-        await until(lambda: running.loop.version == 1)
-        assert best_in(tmp_path) is None
-
-
 def with_rewards(mean: float, *, version: int) -> tuple[Completion, ...]:
     return tuple(make_completion(3, version=version, reward=mean + sign * 0.25) for sign in (-1, 1))
 
@@ -550,23 +527,6 @@ async def test_gradients_that_are_never_finite_end_the_learner_with_its_version_
         await hub.wait_until(lambda: len(hub.verdicts) == 12)
         counted = Counter(verdict for _, verdict in hub.verdicts)
         assert counted == {Verdict.ACCEPTED: 6, Verdict.SUSPECT: 6}
-
-
-async def test_a_run_of_truncated_sampling_trains_on_the_groups_that_say_what_was_kept(
-    model_dir: Path, tmp_path: Path
-) -> None:
-    sampling = replace(SAMPLING, top_k=20)
-    kept = tuple(make_completion(3, reward=float(n), kept_mass=np.ones(3, np.float32)) for n in range(2))
-    run = replace(RUN, sampling=sampling)
-    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path, run=run) as running:
-        await hub.give(
-            running.delivered("0.1", sampling=sampling),
-            running.delivered("1.1", sampling=sampling, completions=kept),
-            running.delivered("2.1", sampling=sampling, completions=kept),
-        )
-        await hub.wait_until(lambda: len(hub.records) == 1)
-        assert hub.trained_group_ids == ["1.1", "2.1"]
-        assert hub.verdicts_of("0.1") == [Verdict.FOREIGN]
 
 
 async def test_a_run_whose_batch_this_learner_cannot_hold_ends_it_at_the_start(

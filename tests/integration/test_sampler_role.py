@@ -1,43 +1,25 @@
 """The sampler as the daemon runs it, with a real coordinator over mTLS and a learner driven by hand."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from heterorl.v1 import (
     common_pb2,
-    membership_pb2,
-    membership_pb2_grpc,
-    policy_pb2_grpc,
-    rollout_pb2,
-    rollout_pb2_grpc,
 )
-from node.clock import SystemClock
 from node.exit_code import ExitCode
-from node.protocol import OURS
 from node.rollout import RolloutGroup, check_group
-from node.run import RunSettings
-from node.wire.mapping import to_wire
 from node.wire.rollouts import encoded_from_wire, group_from_wire
 from sampler.engines.torch_engine import TorchEngine
 from sampler.tasks.addition import AdditionTask
-from support.groups import SAMPLING
 from support.hub import HandDrain, HandPeer, running_hub
 from support.identity import MadeRun
-from support.policy_hub import Registry, WatchedServicer
 from support.relay import running_relay
-from support.rpc import serving
 from support.sampler import learner_of, learning, sampling
-from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
+from support.tiny_model import VOCABULARY_SIZE
 from support.waiting import until
-
-CLOCK = SystemClock()
 
 
 async def next_group(drain: HandDrain) -> RolloutGroup:
@@ -180,70 +162,3 @@ async def test_a_sampler_that_does_not_know_the_runs_task_says_so_and_ends(
     ):
         assert await asyncio.wait_for(sampler.ending, timeout=20) is ExitCode.CONFIGURATION
     assert any("sampler.custom_tasks" in str(record.__dict__.get("error")) for record in caplog.records)
-
-
-async def test_a_sampler_with_another_model_is_refused_and_ends(
-    made: MadeRun, base: TorchEngine, model_dir: Path, tmp_path: Path
-) -> None:
-    other = make_tiny_model(tmp_path / "other", hidden=64, layers=1)
-    async with (
-        running_hub(made) as hub,
-        learning(hub, base, model_dir),
-        sampling(made, hub.address, other) as sampler,
-    ):
-        assert await asyncio.wait_for(sampler.ending, timeout=20) is ExitCode.COULD_NOT_START
-
-
-class SuspiciousMembership(membership_pb2_grpc.MembershipServiceServicer):
-    """Lets everyone in, and says once that what a peer holds is not what was signed."""
-
-    def __init__(self, suspected_version: int) -> None:
-        self.suspected_version = suspected_version
-        self.held_after: list[int | None] = []
-        self.has_told = False
-
-    async def Join(self, request: Any, context: Any) -> membership_pb2.JoinResponse:  # noqa: N802
-        settings = RunSettings("addition", 2, 2, 2, 0.02, None, SAMPLING)
-        return to_wire(membership_pb2.JoinResponse, settings, **asdict(OURS))
-
-    async def Heartbeat(  # noqa: N802
-        self, requests: Any, context: Any
-    ) -> AsyncIterator[membership_pb2.HeartbeatResponse]:
-        async for heartbeat in requests:
-            held = heartbeat.held.number if heartbeat.HasField("held") else None
-            is_suspected = held == self.suspected_version and not self.has_told
-            if self.has_told:
-                self.held_after.append(held)
-            self.has_told |= is_suspected
-            yield membership_pb2.HeartbeatResponse(sequence=heartbeat.sequence, must_repair=is_suspected)
-
-    async def GetStatus(self, request: Any, context: Any) -> membership_pb2.GetStatusResponse:  # noqa: N802
-        raise NotImplementedError
-
-
-class Leaseless(rollout_pb2_grpc.RolloutServiceServicer):
-    """Grants nothing."""
-
-    async def LeasePrompts(  # noqa: N802 - named by the proto
-        self, request: Any, context: Any
-    ) -> rollout_pb2.LeasePromptsResponse:
-        return rollout_pb2.LeasePromptsResponse()
-
-
-async def test_a_policy_in_doubt_is_compared_with_what_was_verified_and_not_fetched_again(
-    made: MadeRun, base: TorchEngine, model_dir: Path, tmp_path: Path
-) -> None:
-    learner = learner_of(made, base)
-    store = learner.store(tmp_path / "hub")
-    learner.put(store, (1, None))
-    policies, members = WatchedServicer(store, metrics=Registry().metrics), SuspiciousMembership(1)
-    servicers = (
-        partial(policy_pb2_grpc.add_PolicyServiceServicer_to_server, policies),
-        partial(membership_pb2_grpc.add_MembershipServiceServicer_to_server, members),
-        partial(rollout_pb2_grpc.add_RolloutServiceServicer_to_server, Leaseless()),  # type: ignore[abstract]
-    )
-    async with serving(made, *servicers) as hub, sampling(made, hub.address, model_dir) as sampler:
-        await until(lambda: sampler.value("repairs_total") == 1)
-        await until(lambda: sampler.value("held_version") == 1 == members.held_after[-1:].count(1))
-        assert sampler.value("repairs_total") == 1
-        assert len(policies.fetches) == 1

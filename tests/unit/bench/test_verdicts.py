@@ -15,5 +15,5 @@ def test_pairs_are_of_every_kind_and_the_same_for_a_seed() -> None:
 def test_no_answer_that_is_equal_in_text_is_refused_and_no_wrong_one_rewarded(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["--pairs", "52", "--seed", "11"]) == 0
-    assert "| `math_verify` | 52 | 0 | 0 | 52 | 0 | 0.0% |" in capsys.readouterr().out
+    assert main(["--pairs", "26", "--seed", "11"]) == 0
+    assert "| `math_verify` | 26 | 0 | 0 | 26 | 0 | 0.0% |" in capsys.readouterr().out

@@ -1,6 +1,7 @@
 """Numbers worked by hand, formula by formula (float64)."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -52,6 +53,7 @@ from learner.objective.staleness import (
     version_discount,
 )
 from learner.objective.surrogate import clipped_surrogate, decoupled_surrogate, soft_gated_surrogate
+from support.refusals import naming
 
 
 def column(*values: float) -> Tensor:
@@ -427,6 +429,21 @@ def test_unequal_weights_leave_fewer_completions_in_effect(weights: list[float],
 def test_no_weight_has_no_effective_sample_size(weights: list[float]) -> None:
     with pytest.raises(ValueError, match="above 0"):
         effective_sample_size_ratio(torch.tensor(weights))
+
+
+@pytest.mark.parametrize("shape", [(0,), (2, 2), ()])
+@pytest.mark.parametrize("of_group", [log_group_expectation, centred_advantage])
+def test_shapes_that_are_not_one_group_are_refused(
+    of_group: Callable[[Tensor], Tensor], shape: tuple[int, ...]
+) -> None:
+    with naming(ValueError, str(shape)):
+        of_group(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_behaviour_that_is_not_finite_is_refused(bad: float) -> None:
+    with naming(ValueError, "behaviour_logprob", str(bad)):
+        log_group_expectation(torch.tensor([-1.0, bad]))
 
 
 def test_divergence_needs_equal_shapes() -> None:

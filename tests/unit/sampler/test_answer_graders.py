@@ -19,6 +19,8 @@ OTHERS: list[tuple[str, int, Any, str]] = [
     ("exact", 1, 42, "42"),
     ("exact", 1, 3.0, "3.0"),
     ("exact", 1, ["a", "b"], "b"),
+    ("exact", 1, 7, " 7\n"),
+    ("number", 1, "2 * 617 = 1234\n#### 1,234", "= 1234.0"),
     ("number", 0, "5", "answer: 5\nanswer: 6"),
     ("number", 1, 42.0, "42"),
     ("number", 1, 1e21, "10^21"),
@@ -37,8 +39,8 @@ BARE = [right for grader, reward, right, said in WRITTEN if (grader, reward) == 
 """Right answers, each of which is said alone."""
 
 
-def verdict(grader: str, right: Any, said: str, **options: Any) -> Any:
-    task = JsonlTask(prompt="q", answer="a", grader=grader, **options)
+def verdict(grader: str, right: Any, said: str) -> Any:
+    task = JsonlTask(prompt="q", answer="a", grader=grader)
     return task.grade(0, {"q": "?", "a": right}, CompletionText(said, 1, "end"))
 
 
@@ -51,26 +53,30 @@ def test_a_grader_compares_what_an_answer_says_and_no_part_of_anything_else(
     assert verdict(grader, right, said) == float(reward)
 
 
-@pytest.mark.parametrize("right", BARE)
-@pytest.mark.parametrize(
-    ("answer_from", "said"),
-    [
-        ("tags", "<answer>{}</answer>"),
-        ("last_line", "So:\n{}"),
-        ("boxed", "It is \\boxed{{{}}}."),
-        ("text", "{}"),
-        ("text", "The answer is {}."),
-        ("text", "${}$"),
-        ("text", "\\boxed{{{}}}"),
-        ("text", "Some steps with 1 = 1.\n#### {}"),
-        ("text", "**Answer:** {}"),
+MARKED = {
+    "tags": ["<answer>{}</answer>"],
+    "last_line": ["So:\n{}"],
+    "boxed": ["It is \\boxed{{{}}}."],
+    "text": [
+        "{}",
+        "The answer is {}.",
+        "${}$",
+        "\\boxed{{{}}}",
+        "Some steps with 1 = 1.\n#### {}",
+        "**Answer:** {}",
     ],
-)
-def test_an_answer_that_is_the_right_text_is_right_however_it_is_marked(
-    answer_from: str, said: str, right: str
-) -> None:
+}
+"""Where an answer is taken from -> how it may be marked there."""
+
+
+@pytest.mark.parametrize("right", BARE)
+def test_an_answer_that_is_the_right_text_is_right_however_it_is_marked(right: str) -> None:
     """Nothing is parsed for it. Before, 14 of 19 got 0 where they stood bare."""
-    assert verdict("math_verify", right, said.format(right), answer_from=answer_from) == 1.0
+    for answer_from, marked in MARKED.items():
+        task = JsonlTask(prompt="q", answer="a", grader="math_verify", answer_from=answer_from)
+        said = [CompletionText(one.format(right), 1, "end") for one in marked]
+        graded = task.grade_group(0, {"q": "?", "a": right}, said)
+        assert graded == [1.0] * len(marked), answer_from
 
 
 BOMB = "\\boxed{9^{9^{9^{9}}}}"

@@ -11,6 +11,7 @@ from sampler.tasks.grader_pool import GraderPool
 from sampler.tasks.grader_process import TaskChangedError
 from sampler.tasks.task import TaskSetup
 from support.graded_texts import grader_of, grading, texts
+from support.refusals import naming
 
 GRADE = "import own_words\n\ndef grade(row, completion):\n    return own_words.worth(completion.text)\n"
 WORTH = "def worth(text):\n    return 1.0\n"
@@ -31,23 +32,19 @@ async def digest(path: str = JSONL, **options: Any) -> bytes:
         return (await grader.process.describe()).code_digest
 
 
-async def test_the_digest_is_of_the_code_wherever_it_lies(
+async def test_the_digest_is_of_the_code_wherever_it_lies_and_of_each_line_of_a_grader_and_its_helper(
     own: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = await digest(grader="own_grader:grade")
-    assert len(here) == 16
-    there = shutil.copytree(own, tmp_path_factory.mktemp("elsewhere") / "code")
+    found = [await digest(grader="own_grader:grade"), await digest(grader="exact")]
+    assert {len(one) for one in found} == {16}
+    there = Path(shutil.copytree(own, tmp_path_factory.mktemp("elsewhere") / "code"))
     monkeypatch.setattr(sys, "path", [str(there), *sys.path[1:]])
-    assert await digest(grader="own_grader:grade") == here
-    assert await digest(grader="exact") not in (b"", here)
-
-
-@pytest.mark.parametrize("file", ["own_grader.py", "own_words.py"])
-async def test_a_line_changed_in_a_grader_or_its_helper_is_another_digest(own: Path, file: str) -> None:
-    before = await digest(grader="own_grader:grade")
-    with (own / file).open("a") as code:
-        code.write("# stricter\n")
-    assert await digest(grader="own_grader:grade") != before
+    assert await digest(grader="own_grader:grade") == found[0]
+    for file in ("own_grader.py", "own_words.py"):
+        with (there / file).open("a") as code:
+            code.write("# stricter\n")
+        found.append(await digest(grader="own_grader:grade"))
+    assert len(set(found)) == 4
 
 
 async def test_a_grader_edited_while_it_runs_grades_nothing_more_once_its_process_is_another(
@@ -62,7 +59,7 @@ async def test_a_grader_edited_while_it_runs_grades_nothing_more_once_its_proces
         # The process that runs has loaded its code.
         assert (await pool.grade(prompt, texts("x"))).rewards == [1.0]
         await pool._graders[0].close()
-        with pytest.raises(TaskChangedError, match="the task's code was changed on the disk: digest"):
+        with naming(TaskChangedError, "digest"):
             await pool.grade(prompt, texts("x"))
     finally:
         await pool.close()

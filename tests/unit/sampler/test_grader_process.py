@@ -7,6 +7,7 @@ import pytest_asyncio
 from node.failure import Failure
 from sampler.tasks.grader_process import TaskError
 from support.graded_texts import LoneGrader, grader_of, texts
+from support.refusals import naming
 
 
 class Kills:
@@ -46,21 +47,11 @@ async def test_rewards_come_back_in_order_to_the_group_they_are_of(
     assert kills.count == 0
 
 
-async def test_a_grader_that_hangs_is_killed_and_the_next_group_is_graded(
-    make: Callable[..., LoneGrader], kills: Kills
-) -> None:
-    grader = make("Hanging", wall_limit_s=0.3)
-    with pytest.raises(TaskError, match=r"killed after 0\.3 s"):
-        await grader.grade(1, texts("x"))
-    assert kills.count == 1
-    assert (await grader.grade(0, texts("x"))).rewards == [1.0]
-
-
 async def test_a_grader_that_burns_cpu_is_ended_by_the_kernel(
     make: Callable[..., LoneGrader], kills: Kills
 ) -> None:
     grader = make("Spinning", cpu_limit_s=1)
-    with pytest.raises(TaskError, match="died"):
+    with naming(TaskError, "died"):
         await grader.grade(1, texts("x"))
     assert kills.count == 1
     assert (await grader.grade(0, texts("x"))).rewards == [1.0]
@@ -70,7 +61,7 @@ async def test_a_grader_that_raises_fails_its_group_only_and_says_where_with_the
     make: Callable[..., LoneGrader], kills: Kills, caplog: pytest.LogCaptureFixture
 ) -> None:
     grader = make("Raising")
-    with pytest.raises(TaskError, match=r"RuntimeError at \w+\.py:\d+: no such answer"):
+    with naming(TaskError, "RuntimeError", "unruly_tasks.py", "no such answer"):
         await grader.grade(1, texts("x"))
     [logged] = [vars(record) for record in caplog.records if record.message == "task raised"]
     assert (logged["who"], logged["prompt_index"]) == ("the grader", 1)
@@ -78,10 +69,6 @@ async def test_a_grader_that_raises_fails_its_group_only_and_says_where_with_the
     assert 'raise RuntimeError("no such answer")' in logged["traceback"]
     assert (await grader.grade(0, texts("x"))).rewards == [1.0]
     assert kills.count == 0
-
-
-async def test_what_a_grader_prints_does_not_reach_the_rewards(make: Callable[..., LoneGrader]) -> None:
-    assert (await make("Printing").grade(1, texts("a", "b"))).rewards == [0.5, 0.5]
 
 
 async def test_what_a_grader_prints_is_an_event_each_line_and_forges_none(
@@ -126,18 +113,5 @@ async def test_a_grader_may_abstain_and_may_be_a_coroutine(make: Callable[..., L
     grades = await make("Abstaining").grade(0, texts("yes", "no", "perhaps"))
     assert grades.rewards == [1.0, 0.0, None]
     assert grades.metrics == {"sure": [1.0, 1.0, None]}
-    with pytest.raises(TaskError, match=r"KeyError at unruly_tasks\.py:\d+: 'well' \(.*, completion 1\)"):
+    with naming(TaskError, "KeyError", "unruly_tasks.py", "'well'", "completion 1"):
         await make("Abstaining").grade(0, texts("yes", "well"))
-
-
-async def test_a_cancelled_group_leaves_no_answer_to_the_next(
-    make: Callable[..., LoneGrader],
-) -> None:
-    grader = make("Hanging")
-    await grader.grade(0, texts("x"))
-    waiting = asyncio.create_task(grader.grade(1, texts("x")))
-    await asyncio.wait({waiting}, timeout=0.1)
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    assert (await grader.grade(0, texts("x", "y"))).rewards == [1.0, 1.0]
