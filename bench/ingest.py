@@ -38,14 +38,14 @@ from node.enrolment.authority import LEAF_LIFETIME_S, Authority
 from node.enrolment.init_run import init_run, issue_identity
 from node.identity.identity_store import Identity, load_identity
 from node.identity.peer import Peer
-from node.limits import ROLLOUT_MESSAGE_BYTES
-from node.policy import PolicyVersion
 from node.process.memory import keep_freed_memory
-from node.protocol import OURS
-from node.rollout import Completion, EncodedGroup, Finish, PromptLease, RolloutGroup
 from node.rpc.channel import Purpose, dial
-from node.run import Role
-from node.verdict import Verdict
+from node.values.limits import ROLLOUT_MESSAGE_BYTES
+from node.values.policy import PolicyVersion
+from node.values.protocol import OURS
+from node.values.rollout import Completion, EncodedGroup, Finish, PromptLease, RolloutGroup
+from node.values.run import Role
+from node.values.verdict import Verdict
 from node.wire.mapping import role_to_wire
 from node.wire.rollouts import group_to_wire, submission_to_wire
 from sampler.rollouts.group_submitter import SUBMISSIONS_IN_FLIGHT

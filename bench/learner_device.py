@@ -34,8 +34,8 @@ from learner.config import LearnerConfig
 from learner.model.model import load_policy
 from learner.step.train_step import train_step
 from learner.step_settings import StepSettings
-from node.rollout import Completion, Finish, RolloutGroup
-from node.sampling_parameters import SamplingParameters
+from node.values.rollout import Completion, Finish, RolloutGroup
+from node.values.sampling_parameters import SamplingParameters
 
 OBJECTIVES: Final = ("grpo", LearnerConfig.model_fields["objective"].default)
 

@@ -22,9 +22,9 @@ from learner.model.model import load_policy
 from learner.model.work_shares import ONE_RANK, Ranks
 from learner.ranks.launching import Fleet
 from learner.training.training_state import TrainingState
-from node.clock import SystemClock
-from node.evaluation import EvaluationNotice
-from node.rollout import RolloutGroup
+from node.system.clock import SystemClock
+from node.values.evaluation import EvaluationNotice
+from node.values.rollout import RolloutGroup
 
 EVERY_VERSIONS: Final = 20
 """Steps from a checkpoint to the next."""

@@ -56,7 +56,7 @@ from learner.sizing.model_shape import ModelShape
 from learner.sizing.rank_costs import RankLayout, rank_memory
 from learner.step.train_step import train_step
 from learner.step_settings import StepSettings
-from node.rollout import RolloutGroup
+from node.values.rollout import RolloutGroup
 
 RESULTS: Final = Path(__file__).parent / "results"
 

@@ -44,14 +44,14 @@ from typing import Any, Final
 
 import psutil
 
-from node import descriptors
 from node.commands.status.status_command import fetch_status
 from node.config.settings import RUN_FILE
 from node.enrolment.authority import LEAF_LIFETIME_S, Authority
 from node.enrolment.init_run import AUTHORITY_DIRECTORY, IDENTITY_DIRECTORY, init_run, issue_identity
 from node.identity.identity_store import Identity, load_identity, save_identity
 from node.identity.peer import Peer
-from node.run import Role
+from node.system import descriptors
+from node.values.run import Role
 
 PEERS: Final = (100, 1000, 3000, 10_000)
 SCRAPE_EVERY_S: Final = 15.0

@@ -31,7 +31,7 @@ from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.errors import RefusedError
 from node.exit_code import ExitCode
 from node.rpc.channel import ConnectionLost
-from node.run import RunStatus
+from node.values.run import RunStatus
 
 ANSWERS_S: Final = 120.0
 """Longest time in which a run must go on, or say why it does not, once its processes are started."""

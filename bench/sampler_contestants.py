@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from node.sampling_parameters import SamplingParameters
+from node.values.sampling_parameters import SamplingParameters
 from sampler.config import SamplerConfig
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.own_process.process_engine import ProcessEngine

@@ -10,9 +10,9 @@ from learner.sizing.mesh_sizes import MeshSizes
 from learner.step_settings import StepSettings
 from node.checks.check import Check, Surroundings
 from node.checks.installed import model_check, packages_check
-from node.device import AUTO, Device
 from node.errors import COMMAND_LINE
-from node.extras import TORCH, NeededPackage
+from node.system.device import AUTO, Device
+from node.system.extras import TORCH, NeededPackage
 
 Rematerialise = Literal["none", "layers", "selective"]
 

@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from typing import Final, TypeVar
 
-from node import durable
-from node.clock import Clock
 from node.errors import Reason, RefusedError
 from node.rpc.channel import Backoff
+from node.system import durable
+from node.system.clock import Clock
 from node.telemetry.metrics import NodeMetrics
 
 logger = logging.getLogger(__name__)

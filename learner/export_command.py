@@ -10,7 +10,7 @@ from learner.publishing.available_versions import check_available
 from learner.state_argument import add_learner_state, learner_state
 from node.errors import COMMAND_LINE
 from node.exit_code import ExitCode
-from node.extras import TORCH, NeededPackage
+from node.system.extras import TORCH, NeededPackage
 
 EXAMPLE: Final = """\
   heterorl-node export runs/hand/exported --state-dir runs/hand/learner --model-dir runs/hand/model

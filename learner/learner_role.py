@@ -49,22 +49,22 @@ from learner.training.training_state import TrainingState
 from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient, Uplink
 from node.clients.rollout_drain import RolloutDrain
-from node.clock import Clock
 from node.enrolment.move_notice import MovedCoordinator
 from node.errors import StartupError
-from node.evaluation import EvaluationNotice
 from node.identity.peer import Peer
 from node.page.run_sections import SHOWN_GROUPS, RunView, run_sections
 from node.page.samples_file import FILE_NAME, SamplesFile
-from node.policy import PolicyVersion
 from node.process.role_context import RoleContext
 from node.process.service import Service, StopsAfter
-from node.rollout import RolloutGroup
 from node.rpc.channel import Backoff, Purpose, dial
 from node.rpc.hub import Hub
-from node.run import Role
-from node.text_rules import TextRules
-from node.tokenizer import chat_template_digest, tokenizer_digest
+from node.system.clock import Clock
+from node.text.text_rules import TextRules
+from node.text.tokenizer import chat_template_digest, tokenizer_digest
+from node.values.evaluation import EvaluationNotice
+from node.values.policy import PolicyVersion
+from node.values.rollout import RolloutGroup
+from node.values.run import Role
 from node.weights.assembly.public_base import PublicBase
 from node.weights.assembly.stored import StoredVersions
 from node.weights.store.artifact_store import ArtifactStore

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from learner.disk_wait import DiskWait
 from learner.step_log import StepLine
 from learner.step_numbers import GAUGES
-from node.clock import Clock
+from node.system.clock import Clock
 from node.telemetry.metric_factory import MetricFactory
 from node.telemetry.metrics import NodeMetrics
 

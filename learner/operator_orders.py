@@ -14,9 +14,9 @@ from learner.config import LearnerConfig
 from learner.journal.progress import Progress
 from learner.step_settings import StepSettings
 from node.errors import StartupError
-from node.limits import CHANGES_PER_HEARTBEAT
-from node.operator_order import ROLLBACK, SET, Order
-from node.sealed import unsealed
+from node.system.sealed import unsealed
+from node.values.limits import CHANGES_PER_HEARTBEAT
+from node.values.operator_order import ROLLBACK, SET, Order
 
 SETTABLE: Final = StepSettings.live_keys()
 """Keys of [learner] that may change while it runs."""

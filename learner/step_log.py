@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Final
 
 from learner.step_numbers import StepNumbers
-from node import durable
 from node.errors import StartupError
-from node.run import RecommendedStaleness, StepReport
 from node.step_log_parts import part_of, parts_of
+from node.system import durable
+from node.values.run import RecommendedStaleness, StepReport
 
 PART_BYTES: Final = 64 << 20
 """A part has some 20 000 steps of 32 groups, at 3 kB each; the log's readers hold a line at a time."""

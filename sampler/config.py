@@ -11,12 +11,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 from node.checks.check import Check, Finding, Grade, Needs, Surroundings
 from node.checks.installed import model_check, packages_check
 from node.config.settings import Target
-from node.device import AUTO as AUTO_DEVICE
-from node.device import Device
 from node.errors import COMMAND_LINE, ConfigError, StartupError
-from node.extras import TORCH, NeededPackage
 from node.grading.registry import built_in, grader_class, installed
-from node.tokenizer import chat_template
+from node.system.device import AUTO as AUTO_DEVICE
+from node.system.device import Device
+from node.system.extras import TORCH, NeededPackage
+from node.text.tokenizer import chat_template
 from sampler.engines.engine_options import check_options
 from sampler.engines.engine_registry import AUTO, check_name, chosen_engine
 from sampler.tasks.processes.grader_process import START_TIMEOUT_S, environment

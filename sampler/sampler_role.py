@@ -25,15 +25,15 @@ from node.clients.rollout_client import SamplerRolloutClient
 from node.enrolment.move_notice import MovedCoordinator
 from node.errors import StartupError
 from node.identity.peer import Peer
-from node.peer_figures import SamplerFigures
 from node.process.role_context import RoleContext
 from node.process.service import Service, StopsAfter
 from node.rpc.channel import Backoff, Caller, Purpose, dial
 from node.rpc.hub import Hub
-from node.run import Role
 from node.telemetry.metrics import NodeMetrics
-from node.text_rules import TextRules
-from node.tokenizer import chat_template_digest
+from node.text.text_rules import TextRules
+from node.text.tokenizer import chat_template_digest
+from node.values.peer_figures import SamplerFigures
+from node.values.run import Role
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.sources import Sources, dial_source
 from sampler.config import SamplerConfig

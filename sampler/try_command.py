@@ -31,10 +31,10 @@ from node.coordinator.data.row_sources import open_rows, scratch_directory
 from node.coordinator.data.rows import START_CHECK_S, RowCheck, Rows
 from node.coordinator.work.slots.prompt_order import prompt_of_slot
 from node.exit_code import ExitCode
-from node.rollout import PromptLease
-from node.run import Role
 from node.telemetry import printed_lines
-from node.visible_text import quoted, visible
+from node.text.visible_text import quoted, visible
+from node.values.rollout import PromptLease
+from node.values.run import Role
 from sampler.config import SamplerConfig
 from sampler.metrics import SamplerMetrics
 from sampler.rollouts.run_task import RunTask

@@ -14,9 +14,9 @@ from node.process.role_context import RoleContext
 from node.process.service import Service, StopsAfter
 from node.rpc.channel import Backoff, Purpose, dial
 from node.rpc.hub import Hub
-from node.run import Role
-from node.text_rules import TextRules
-from node.tokenizer import chat_template_digest
+from node.text.text_rules import TextRules
+from node.text.tokenizer import chat_template_digest
+from node.values.run import Role
 from sampler.config import VerifierConfig
 from sampler.engines.text.model_tokenizer import tokenizer_of
 from sampler.metrics import VerifierMetrics

@@ -17,10 +17,10 @@ from heterorl.v1 import membership_pb2, rollout_pb2
 from node.clients.rollout_client import SamplerRolloutClient
 from node.coordinator.work.slots.slot import slot_and_attempt
 from node.errors import RefusedError
-from node.rollout import EncodedGroup, LeasePurpose
 from node.rpc.address import join_address
 from node.rpc.channel import ConnectionLost, dial_as_stranger
-from node.run import Role
+from node.values.rollout import EncodedGroup, LeasePurpose
+from node.values.run import Role
 from node.wire.rollouts import group_to_wire
 
 PAUSE_S: Final = 0.05

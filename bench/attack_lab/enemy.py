@@ -24,10 +24,10 @@ from node.enrolment.init_run import issue_identity
 from node.errors import RefusedError
 from node.identity.identity_store import Identity
 from node.identity.peer import Peer
-from node.protocol import OURS
-from node.rollout import Completion, Finish, LeaseGrant, PromptLease, RolloutGroup
 from node.rpc.channel import ConnectionLost, Purpose, dial
-from node.run import Role
+from node.values.protocol import OURS
+from node.values.rollout import Completion, Finish, LeaseGrant, PromptLease, RolloutGroup
+from node.values.run import Role
 from node.wire.mapping import from_wire, role_to_wire
 
 CALL_TIMEOUT_S: Final = 15.0

@@ -20,8 +20,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from node.built_in_tasks import KINDS
 from node.kinds.registry import CAUSAL_LM
+from node.values.built_in_tasks import KINDS
 
 _PAD, _END = "<pad>", "<end>"
 _WIDTH = 64

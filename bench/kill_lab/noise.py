@@ -6,7 +6,7 @@ from pathlib import Path
 import blake3
 import numpy as np
 
-from node.sealed import sealed, unsealed
+from node.system.sealed import sealed, unsealed
 
 
 def disturb_moments(checkpoint: Path) -> None:

@@ -22,7 +22,7 @@ from bench.kill_lab.plan import RELAY
 from bench.kill_lab.stage import Stage
 from bench.kill_lab.truth import Model, OnDisk, read_artifacts, read_copy, read_journal, read_manifest
 from deploy.runs.run_directory import COORDINATOR, LEARNER, role_of
-from node.run import RunStatus
+from node.values.run import RunStatus
 
 _BASE: Final = 0
 _KEYFRAME: Final = -1

@@ -17,11 +17,11 @@ import grpc.aio
 import uvloop
 
 from heterorl.v1 import membership_pb2
-from node import descriptors
 from node.enrolment.init_run import IDENTITY_DIRECTORY
 from node.identity.identity_store import load_identity
 from node.process.memory import collect_seldom
-from node.run import Role
+from node.system import descriptors
+from node.values.run import Role
 
 
 async def join(_: membership_pb2.JoinRequest, context: object) -> membership_pb2.JoinResponse:

@@ -28,15 +28,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from bench.peer_lab import http2
 from heterorl.v1 import common_pb2, membership_pb2
-from node import descriptors
 from node.clients.heartbeats import FIGURES_EVERY_S
 from node.enrolment.authority import LEAF_LIFETIME_S, Authority
 from node.enrolment.init_run import AUTHORITY_DIRECTORY
 from node.identity.certificates import key_to_pem, new_key
 from node.identity.peer import Peer, server_name
-from node.protocol import OURS
 from node.rpc.address import split_address
-from node.run import Role
+from node.system import descriptors
+from node.values.protocol import OURS
+from node.values.run import Role
 from node.wire.mapping import role_to_wire
 
 SERVICE: Final = "/heterorl.v1.MembershipService/"

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from node.kinds.ranking.task import RankingTask
 from node.kinds.ranking.values import as_text
-from node.rollout import Completion, RolloutGroup
-from node.sampling_parameters import SamplingParameters
+from node.values.rollout import Completion, RolloutGroup
+from node.values.sampling_parameters import SamplingParameters
 from sampler.config import SamplerConfig
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.engine_registry import load_engine

@@ -9,7 +9,7 @@ from typing import Final
 from bench.sync_lab.lab import Facts, Lab, is_exact, put, syncs
 from bench.sync_lab.network import Line, Network
 from bench.sync_lab.versions import LARGE, SMALL, Model, Training
-from node.run import Role
+from node.values.run import Role
 
 LINE: Final = Line(rate_mbit=100, round_trip_ms=150)
 SETTLES_S: Final = 3.0

@@ -17,7 +17,6 @@ from prometheus_client import CollectorRegistry
 
 from bench.sync_lab.versions import load_artifact
 from heterorl.v1 import policy_pb2_grpc
-from node.clock import SystemClock
 from node.enrolment.init_run import IDENTITY_DIRECTORY
 from node.errors import Reason
 from node.identity.identity_store import load_identity
@@ -26,10 +25,11 @@ from node.identity.run_description import RunDescription
 from node.process.memory import keep_freed_memory
 from node.rpc.calls.live_rpcs import Admission
 from node.rpc.calls.server import RpcServer
-from node.run import Role
 from node.serving.policy_servicer import PolicyServicer
+from node.system.clock import SystemClock
 from node.telemetry.logging import configure_logging
 from node.telemetry.transfer_metrics import TransferMetrics
+from node.values.run import Role
 from node.weights.store.artifact_store import ArtifactStore
 
 

@@ -22,7 +22,7 @@ from node.enrolment.init_run import IDENTITY_DIRECTORY, init_run, issue_identity
 from node.identity.identity_store import save_identity
 from node.identity.peer import Peer
 from node.identity.signatures import SigningKey
-from node.run import Role
+from node.values.run import Role
 
 RUN_ID: Final = "bench"
 PORT: Final = 7700

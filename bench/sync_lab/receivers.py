@@ -28,19 +28,19 @@ from prometheus_client import CollectorRegistry
 from bench.sync_lab.hub import say
 from bench.sync_lab.versions import load_layout
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
-from node.clock import SystemClock
 from node.enrolment.init_run import IDENTITY_DIRECTORY
 from node.errors import Reason
 from node.identity.identity_store import load_identity
 from node.identity.run_description import RunDescription
-from node.policy import ArtifactKey, PolicyVersion
 from node.process.memory import keep_freed_memory
-from node.rollout import LeaseGrant
 from node.rpc.channel import Purpose, dial
-from node.run import Role
+from node.system.clock import SystemClock
 from node.telemetry.logging import configure_logging
 from node.telemetry.metrics import NodeMetrics
 from node.telemetry.transfer_metrics import TransferMetrics
+from node.values.policy import ArtifactKey, PolicyVersion
+from node.values.rollout import LeaseGrant
+from node.values.run import Role
 from node.weights.format.digests import Words
 from node.weights.format.manifest import Manifest
 from node.weights.transfer.fetcher import Fetcher

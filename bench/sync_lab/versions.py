@@ -14,7 +14,7 @@ import numpy as np
 
 from bench.whole_versions import encode_version
 from node.identity.signatures import SigningKey
-from node.policy import NO_BASE
+from node.values.policy import NO_BASE
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec

@@ -17,7 +17,7 @@ from deploy.runs.observation import Observation
 from deploy.runs.promises import LAST_BATCHES, Check
 from deploy.runs.records import Step
 from deploy.runs.run_directory import COORDINATOR
-from node.run import RunStatus
+from node.values.run import RunStatus
 
 DAMAGED_FRAMES: Final = 3
 NOTICED_FRAMES: Final = 2

@@ -20,11 +20,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from node.clock import Clock, SystemClock
 from node.exit_code import ExitCode
 from node.rpc.address import join_address, split_address, split_target
+from node.system.clock import Clock, SystemClock
+from node.system.waits import wait_at_most
 from node.telemetry.logging import configure_logging
-from node.waits import wait_at_most
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from deploy.real.greedy_texts import Prompt
 from node.config.settings import load
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.data.row_sources import open_rows
-from node.evaluation import Evaluation
-from node.sampling_parameters import SamplingParameters
+from node.values.evaluation import Evaluation
+from node.values.sampling_parameters import SamplingParameters
 from sampler.config import SamplerConfig
 from sampler.rollouts.task_setup import task_setup
 from sampler.tasks.task import Row, load_task

@@ -17,7 +17,7 @@ from deploy.runs.promises import (
     staleness_of,
 )
 from deploy.runs.records import LedgerRecord, Step
-from node.evaluation import REWARD, Evaluation, best_of, comparable
+from node.values.evaluation import REWARD, Evaluation, best_of, comparable
 
 SHOWN_DIFFERENCES: Final = 2
 """Share of equal greedy texts."""

@@ -26,7 +26,7 @@ from deploy.runs.run_session import RunSession
 from learner.export import best_in
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.ledger.ledger_check import read_evaluations
-from node.evaluation import Evaluation
+from node.values.evaluation import Evaluation
 
 POLL_S: Final = 1.0
 LINE_EVERY_S: Final = 20.0

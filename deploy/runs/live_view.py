@@ -14,7 +14,7 @@ from rich.text import Text
 from deploy.runs.observation import Observation
 from deploy.runs.records import Step
 from deploy.runs.run_directory import LEARNER
-from node.run import PeerStatus
+from node.values.run import PeerStatus
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _CURVE_WIDTH: Final = 60

@@ -15,7 +15,7 @@ from node.commands.status.status_command import fetch_status
 from node.errors import RefusedError
 from node.identity.identity_store import Identity
 from node.rpc.channel import ConnectionLost
-from node.run import RunStatus
+from node.values.run import RunStatus
 
 SCRAPE_TIMEOUT_S: Final = 2.0
 

@@ -30,7 +30,7 @@ from typing import Final
 
 from learner.intake.divergence_panel import DivergencePanel, Estimate, Observed
 from learner.intake.named_versions import NamedVersions, Scored
-from node.limits import PROBE_S
+from node.values.limits import PROBE_S
 
 LEAST_FRESH_GROUPS: Final = 4
 LEAST_GROUPS: Final = 32

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from learner.intake.divergence_panel import KNOTS, Estimate
 from learner.objective.menu import MENU
 from learner.objective.options import ClipOptions, DecoupledOptions, DriftAwareOptions, TruncatedOptions
-from node.run import RecommendedStaleness
+from node.values.run import RecommendedStaleness
 
 LEAST_GROUPS: Final = 8
 """Remembered near an age, from which its drift counts as measured; its standard error says the rest."""

@@ -3,7 +3,7 @@
     <directory>/000000000042/masters/*.safetensors     float32 masters, see ``tensor_files``
                              optimizer/*.safetensors   AdamW's moments and step counts
                              index.json                progress, place in the journal, digests of the files
-                                                       and of itself, see ``node.sealed``
+                                                       and of itself, see ``node.system.sealed``
 
 A checkpoint is staged, synced and renamed: it is there whole or not at all. The one before it stays, and the
 journal since then.
@@ -36,8 +36,8 @@ from learner.masters.tensor_files import load_tensors, save_tensors, shapes_in
 from learner.masters.uncached_files import digest_of
 from learner.model.model import Policy
 from learner.model.work_shares import Ranks
-from node import durable
 from node.errors import StartupError
+from node.system import durable
 from node.weights.format.layout import Layout
 
 _MASTERS: Final = "masters"

@@ -18,7 +18,7 @@ from learner.journal.step_journal import read_journal
 from learner.step_log import RollbackLine, StepLine
 from learner.step_numbers import BatchFigures, StepNumbers
 from node.errors import StartupError
-from node.sealed import sealed, unsealed
+from node.system.sealed import sealed, unsealed
 
 CHECKPOINTS: Final = "checkpoints"
 """Directory of a learner's state."""

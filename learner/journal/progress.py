@@ -9,8 +9,8 @@ from typing import Final
 from learner.intake.trained_slots import TrainedSlots
 from learner.objective.entropy_switch import EntropySwitch
 from learner.step_log import RollbackLine, StepLine
-from node.evaluation import EvaluationNotice
-from node.run import StepRecord
+from node.values.evaluation import EvaluationNotice
+from node.values.run import StepRecord
 
 CHANGES_KEPT: Final = 32
 """Newest changes of settings that are remembered; ``steps.jsonl`` has all of them."""

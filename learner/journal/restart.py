@@ -13,7 +13,7 @@ from typing import Final
 
 from learner.journal.progress import Entry, Progress, StepEntry
 from learner.journal.records import NO_DIGEST, DamagedJournalError, EntryRow
-from node.policy import PolicyVersion
+from node.values.policy import PolicyVersion
 
 KEPT_CHECKPOINTS: Final = 2
 """Where the newest is damaged it can be removed: the one before and the journal lead to the same version."""

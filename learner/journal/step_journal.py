@@ -20,10 +20,10 @@ from typing import Final
 from learner.journal.progress import Entry, Progress
 from learner.journal.records import DamagedJournalError, EntryRow, Origin
 from learner.journal.restart import JournalPlace, JournalRecord, RestartPlan, first_needed, plan_restart
-from node import durable
 from node.errors import Reason, RefusedError, StartupError
-from node.policy import PolicyVersion
-from node.rollout import EncodedGroup
+from node.system import durable
+from node.values.policy import PolicyVersion
+from node.values.rollout import EncodedGroup
 
 FILE: Final = "journal.sqlite"
 """In a learner's state directory."""

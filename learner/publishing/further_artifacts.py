@@ -13,7 +13,7 @@ from collections.abc import Callable
 from learner.masters.version_coder import VersionCoder
 from learner.publishing.signer import Signer
 from node.errors import RefusedError
-from node.policy import ArtifactKey, PolicyVersion
+from node.values.policy import ArtifactKey, PolicyVersion
 from node.weights.assembly.merge import join_merged
 from node.weights.assembly.stored import StoredVersions
 from node.weights.format.manifest import signed_by

@@ -17,7 +17,7 @@ import numpy as np
 
 from learner.publishing.spaced_versions import Spacing
 from node.errors import RefusedError
-from node.policy import Artifact
+from node.values.policy import Artifact
 from node.weights.assembly.encode import FrameWords
 from node.weights.assembly.stored import rebuild_frame
 from node.weights.format.digests import Words

@@ -34,9 +34,9 @@ from learner.metrics import Instruments
 from learner.publishing.further_artifacts import FurtherArtifacts
 from learner.publishing.starting_point import newest_published, take_up
 from node.errors import Reason, RefusedError
-from node.policy import NO_BASE, ArtifactKey, PolicyVersion
-from node.run import RunSettings
-from node.waits import run_until
+from node.system.waits import run_until
+from node.values.policy import NO_BASE, ArtifactKey, PolicyVersion
+from node.values.run import RunSettings
 from node.weights.assembly.encode import CodedFrame, join
 from node.weights.format.digests import version_root
 from node.weights.format.manifest import signed_by

@@ -5,7 +5,7 @@ from typing import Final
 
 from learner.masters.version_coder import VersionCoder
 from node.errors import RefusedError, StartupError
-from node.policy import PolicyVersion
+from node.values.policy import PolicyVersion
 from node.weights.assembly.stored import StoredVersions
 from node.weights.format.digests import version_root
 from node.weights.planning.cheapest_chain import PUBLIC_VERSION

@@ -27,7 +27,7 @@ if __name__ == "__main__":
 
         PROCESS_END.finish()
     else:
-        from node.descriptors import fill_standard_descriptors
+        from node.system.descriptors import fill_standard_descriptors
         from node.telemetry.logging import configure_process_logging
 
         fill_standard_descriptors()

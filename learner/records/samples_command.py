@@ -15,7 +15,7 @@ from learner.state_argument import add_learner_state, learner_state
 from node.errors import StartupError
 from node.exit_code import ExitCode
 from node.page.samples_file import FILE_NAME, GroupSample, SamplesFile
-from node.visible_text import quoted
+from node.text.visible_text import quoted
 
 REFRESH_S: Final = 1.0
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from learner.journal.checkpoint import CheckpointCopy
 from learner.metrics import Instruments
 from learner.training.training_state import TrainingState
-from node.waits import drop
+from node.system.waits import drop
 
 logger = logging.getLogger(__name__)
 

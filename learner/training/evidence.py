@@ -21,8 +21,8 @@ from learner.intake.sampler_mismatch import SamplerMismatches
 from learner.intake.staleness_bound import LEAST_GROUPS, WeighedSample, recommended_staleness
 from learner.metrics import LearnerMetrics
 from learner.step_log import RollbackLine, StepLine
-from node.clock import Clock
-from node.run import StepReport, Teaching
+from node.system.clock import Clock
+from node.values.run import StepReport, Teaching
 
 RECORDED_BATCHES: Final = 64
 """Newest batches whose share of teaching groups is reported: that of one batch of a few groups jumps."""

@@ -21,9 +21,9 @@ from learner.training.order_taker import InThread
 from learner.training.training_state import TrainingState
 from node.clients.rollout_drain import RolloutDrain
 from node.errors import RefusedError
-from node.rollout import EncodedGroup, RolloutGroup
 from node.telemetry.lag import believed_lag_s
-from node.verdict import GroupVerdict, Verdict
+from node.values.rollout import EncodedGroup, RolloutGroup
+from node.values.verdict import GroupVerdict, Verdict
 from node.wire.rollouts import group_from_wire
 
 logger = logging.getLogger(__name__)

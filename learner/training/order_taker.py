@@ -32,7 +32,7 @@ from learner.training.checkpoint_writer import CheckpointWriter
 from learner.training.training_state import TrainingState
 from node.clients.rollout_drain import RolloutDrain
 from node.errors import StartupError
-from node.operator_order import Order, OrderAnswer
+from node.values.operator_order import Order, OrderAnswer
 
 logger = logging.getLogger(__name__)
 

@@ -33,11 +33,11 @@ from learner.training.order_taker import OrderTaker
 from learner.training.training_state import StepTaken, TrainingError, TrainingState
 from node.clients.rollout_drain import RolloutDrain
 from node.errors import StartupError
-from node.evaluation import EvaluationNotice
-from node.rollout import RolloutGroup
-from node.run import RunSettings
-from node.verdict import GroupVerdict, Verdict
-from node.waits import drop, run_until
+from node.system.waits import drop, run_until
+from node.values.evaluation import EvaluationNotice
+from node.values.rollout import RolloutGroup
+from node.values.run import RunSettings
+from node.values.verdict import GroupVerdict, Verdict
 
 logger = logging.getLogger(__name__)
 

@@ -32,12 +32,12 @@ from learner.step_log import RollbackLine, StepLine, TrainedGroup
 from learner.step_settings import StepSettings
 from learner.training.random_state import RandomState
 from learner.training.replay import replay, settings_of
-from node.clock import Clock
 from node.errors import HeteroRLError
-from node.evaluation import EvaluationNotice
-from node.policy import PolicyVersion
-from node.rollout import EncodedGroup, RolloutGroup
-from node.run import StepRecord
+from node.system.clock import Clock
+from node.values.evaluation import EvaluationNotice
+from node.values.policy import PolicyVersion
+from node.values.rollout import EncodedGroup, RolloutGroup
+from node.values.run import StepRecord
 from node.wire.rollouts import source_of
 
 logger = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from node.checks.check import Check, Finding, Grade, Needs
 from node.errors import ConfigError, StartupError
-from node.extras import NeededPackage
 from node.identity.files import cannot_read
+from node.system.extras import NeededPackage
 
 
 def packages_check(packages: Iterable[NeededPackage]) -> Check:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from node.checks.check import Check, Finding, Grade, Needs
-from node.device import AUTO, chosen_device
-from node.run import Role
+from node.system.device import AUTO, chosen_device
+from node.values.run import Role
 
 _FREE_BYTES: Final = 5e9
 _FSYNC_S: Final = 0.05

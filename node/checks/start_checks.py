@@ -12,9 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from node import descriptors
 from node.checks.check import Check, Finding, Grade, Needs, Surroundings
-from node.clock import moment
 from node.config.settings import NodeConfig, NodeSection
 from node.enrolment.authority import present_authority
 from node.enrolment.init_run import AUTHORITY_DIRECTORY, IDENTITY_DIRECTORY, SIGNING_KEY_FILE
@@ -25,7 +23,9 @@ from node.identity.identity_store import identity_on_disk
 from node.identity.run_description import RunDescription
 from node.identity.signatures import SigningKey
 from node.rpc.address import is_loopback, split_address
-from node.run import Role
+from node.system import descriptors
+from node.system.clock import moment
+from node.values.run import Role
 
 _RELAYED_PEERS: Final = 256
 

@@ -14,15 +14,15 @@ from typing import Final
 import grpc.aio
 
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc
-from node.clock import Clock
-from node.evaluation import EvaluationNotice
 from node.identity.revocation import Revocations
-from node.peer_figures import MachineFigures, SamplerFigures
-from node.policy import BaseModel, PolicyVersion
 from node.rpc.channel import ConnectionLost, classified
-from node.run import StepReport, Teaching
+from node.system.clock import Clock
 from node.telemetry.lag import ClockSample, best_sample, clock_sample
-from node.verdict import GroupVerdict, Verdict
+from node.values.evaluation import EvaluationNotice
+from node.values.peer_figures import MachineFigures, SamplerFigures
+from node.values.policy import BaseModel, PolicyVersion
+from node.values.run import StepReport, Teaching
+from node.values.verdict import GroupVerdict, Verdict
 from node.wire.mapping import from_wire, known, optional_to_wire
 
 ANSWER_TIMEOUT_S: Final = 20.0

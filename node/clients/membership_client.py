@@ -19,18 +19,18 @@ import grpc.aio
 
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc
 from node.clients.heartbeats import Heartbeats, Notices, PeerReports
-from node.clock import Clock, moment
 from node.errors import Reason, Recovery, RefusedError
-from node.evaluation import EvaluationNotice
 from node.identity.identity_store import Identity
 from node.identity.own_identity import OwnIdentity
-from node.policy import PolicyVersion
-from node.protocol import OURS, UNNUMBERED, check_common
 from node.rpc.channel import Backoff, ConnectionLost, call
 from node.rpc.clock_comparison import compare_clocks
 from node.rpc.hub import Hub
-from node.run import Role, RunSettings
-from node.waits import run_until
+from node.system.clock import Clock, moment
+from node.system.waits import run_until
+from node.values.evaluation import EvaluationNotice
+from node.values.policy import PolicyVersion
+from node.values.protocol import OURS, UNNUMBERED, check_common
+from node.values.run import Role, RunSettings
 from node.wire.mapping import from_wire, optional_to_wire, to_wire
 from node.wire.members import spoken_from_wire
 

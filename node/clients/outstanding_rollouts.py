@@ -13,9 +13,9 @@ groups are held, their verdicts, and which samplers it quarantined or released.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from node.operator_order import OrderAnswer
-from node.run import StepRecord
-from node.verdict import GroupVerdict, Verdict
+from node.values.operator_order import OrderAnswer
+from node.values.run import StepRecord
+from node.values.verdict import GroupVerdict, Verdict
 
 
 @dataclass(frozen=True, slots=True)

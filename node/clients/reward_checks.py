@@ -7,11 +7,11 @@ import grpc.aio
 
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
 from node.errors import RefusedError
-from node.reward_finding import RewardCheck, RewardFinding
-from node.rollout import EncodedGroup, RolloutGroup
 from node.rpc.channel import ConnectionLost, classified
-from node.waits import side_by_side
-from node.well_formed import check_group
+from node.system.waits import side_by_side
+from node.values.reward_finding import RewardCheck, RewardFinding
+from node.values.rollout import EncodedGroup, RolloutGroup
+from node.values.well_formed import check_group
 from node.wire.rollouts import encoded_from_wire, finding_to_wire, group_from_wire
 
 Check = Callable[[RolloutGroup, bytes], Awaitable[RewardFinding]]

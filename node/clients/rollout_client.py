@@ -7,11 +7,11 @@ import grpc.aio
 
 from heterorl.v1 import common_pb2, rollout_pb2, rollout_pb2_grpc
 from node.clients.submission_stream import SubmissionStream
-from node.failure import FailedLease, detail_of
-from node.policy import PolicyVersion
-from node.rollout import EncodedGroup, LeaseGrant
 from node.rpc.channel import call
-from node.verdict import Verdict
+from node.values.failure import FailedLease, detail_of
+from node.values.policy import PolicyVersion
+from node.values.rollout import EncodedGroup, LeaseGrant
+from node.values.verdict import Verdict
 from node.wire.mapping import from_wire, to_wire
 
 CONTROL_TIMEOUT_S: Final = 40.0

@@ -16,13 +16,13 @@ import grpc.aio
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
 from node.clients.outstanding_rollouts import OutstandingRollouts, Owed
 from node.errors import Reason, RefusedError
-from node.limits import TRAINED_RUNS
-from node.operator_order import Order, OrderAnswer
-from node.rollout import EncodedGroup
 from node.rpc.channel import Backoff, ConnectionLost, classified
-from node.run import StepRecord
-from node.verdict import GroupVerdict
-from node.waits import put_away
+from node.system.waits import put_away
+from node.values.limits import TRAINED_RUNS
+from node.values.operator_order import Order, OrderAnswer
+from node.values.rollout import EncodedGroup
+from node.values.run import StepRecord
+from node.values.verdict import GroupVerdict
 from node.wire.mapping import from_wire, to_wire
 from node.wire.rollouts import encoded_from_wire
 

@@ -12,12 +12,12 @@ from typing import Any, Final
 import grpc.aio
 
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
-from node.byte_room import ByteRoom
 from node.errors import Reason, RefusedError
-from node.rollout import EncodedGroup
 from node.rpc.channel import ConnectionLost, classified
-from node.verdict import Verdict
-from node.waits import drop
+from node.system.byte_room import ByteRoom
+from node.system.waits import drop
+from node.values.rollout import EncodedGroup
+from node.values.verdict import Verdict
 from node.wire.mapping import member_from_wire
 from node.wire.rollouts import submission_to_wire
 

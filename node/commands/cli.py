@@ -20,12 +20,12 @@ from typing import Any, Final
 from node.commands.config_command import add_configuration_arguments, print_resolved, resolve
 from node.commands.doctor.findings import faults_of, show
 from node.coordinator.work.verbs import VERBS
-from node.descriptors import fill_standard_descriptors
 from node.errors import COMMAND_LINE, ConfigError, HeteroRLError, NotReadyError, StartupError
 from node.exit_code import ExitCode, exit_code_of_faults
-from node.extras import extra_of, install_line
 from node.process.role_context import ROLE_MODULES, in_order
-from node.visible_text import visible
+from node.system.descriptors import fill_standard_descriptors
+from node.system.extras import extra_of, install_line
+from node.text.visible_text import visible
 
 COMMANDS: Final = {
     "init": ("node.commands.init_command", "make a new run: its keys and certificates"),

@@ -20,8 +20,8 @@ from node.coordinator.ledger.ledger_export import export
 from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.errors import COMMAND_LINE, StartupError
 from node.exit_code import ExitCode
-from node.extras import NeededPackage
-from node.run import Role
+from node.system.extras import NeededPackage
+from node.values.run import Role
 
 EXAMPLE: Final = """\
   while the run goes on, from cron or a timer; either the copy is complete, or the old one stays:

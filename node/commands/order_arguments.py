@@ -15,8 +15,8 @@ from node.enrolment.authority import Authority
 from node.enrolment.init_run import AUTHORITY_DIRECTORY
 from node.enrolment.move_notice import sign_move
 from node.errors import COMMAND_LINE, ConfigError
-from node.operator_order import EVERYBODY
-from node.run import Role
+from node.values.operator_order import EVERYBODY
+from node.values.run import Role
 
 
 def _no_arguments(parser: argparse.ArgumentParser, verb: Verb) -> None:

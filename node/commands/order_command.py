@@ -25,7 +25,7 @@ from node.errors import COMMAND_LINE, ConfigError, Reason, RefusedError
 from node.exit_code import ExitCode
 from node.identity.run_description import FILE_NAME as RUN_FILE
 from node.identity.run_description import RunDescription
-from node.operator_order import Order
+from node.values.operator_order import Order
 
 ANSWER_S: Final = 10.0
 """Longest wait for the learner's answer: it looks at orders between two steps."""

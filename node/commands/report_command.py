@@ -9,14 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from node import durable
-from node.clock import moment
 from node.coordinator.ledger.ledger_check import facts_in, no_ledger, read_evaluations, reading
 from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.coordinator.ledger.ledger_schema import owner_of
 from node.coordinator.work.samplers.tallies import Tally
 from node.errors import COMMAND_LINE, ConfigError, StartupError
-from node.evaluation import REWARD, best_of
 from node.exit_code import ExitCode
 from node.identity.files import cannot_make
 from node.page.html import rendered
@@ -25,8 +22,11 @@ from node.page.samples_file import FILE_NAME as SAMPLES
 from node.page.samples_file import SamplesFile
 from node.page.step_curves import StepCurves
 from node.process.last_start import FILE_NAME as LAST_START
-from node.run import Role
 from node.step_log_parts import log_lines
+from node.system import durable
+from node.system.clock import moment
+from node.values.evaluation import REWARD, best_of
+from node.values.run import Role
 
 EXAMPLE: Final = """\
   heterorl-node report runs/first --out first.html

@@ -30,9 +30,9 @@ from node.config.setting_sources import (
 )
 from node.config.setting_table import SettingRow, rows_of
 from node.errors import ConfigError, NotReadyError
-from node.extras import NeededPackage
-from node.limits import NAME_PATTERN
 from node.rpc.address import split_address, split_target, split_targets
+from node.system.extras import NeededPackage
+from node.values.limits import NAME_PATTERN
 
 RUN_FILE: Final = "run.json"
 

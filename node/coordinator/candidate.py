@@ -23,7 +23,7 @@ from node.process.daemon import Phase
 from node.process.role_context import RoleContext
 from node.rpc.address import join_address, split_address
 from node.serving.hub_setup import make_server
-from node.waits import put_away, wait_at_most
+from node.system.waits import put_away, wait_at_most
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,6 @@ from urllib.parse import parse_qs, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationInfo, field_validator, model_validator
 
-from node import limits
-from node.built_in_tasks import BUILT_IN
 from node.checks.check import Check, Finding, Grade, Needs, Surroundings
 from node.checks.installed import model_check, packages_check
 from node.config.settings import Address, BucketUrl, bucket_packages
@@ -22,9 +20,11 @@ from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.terms.run_terms import NO_EVALUATION, EvaluationSettings, RunTerms, Work
 from node.errors import ConfigError
-from node.extras import NeededPackage
-from node.sampling_parameters import SamplingParameters
-from node.task_options import TaskOptions, checked_options, options_json, options_model
+from node.system.extras import NeededPackage
+from node.values import limits
+from node.values.built_in_tasks import BUILT_IN
+from node.values.sampling_parameters import SamplingParameters
+from node.values.task_options import TaskOptions, checked_options, options_json, options_model
 
 Value = TypeVar("Value")
 
@@ -46,9 +46,9 @@ class CoordinatorConfig(BaseModel):
     data: DataConfig | None = None
     """The data set; see ``[coordinator.data]``. Unset: the task has its own prompts."""
     task_options: dict[str, JsonValue] = Field(default_factory=dict, validate_default=True)
-    """The task's options, sent to every sampler. Those of the built-in tasks are in node/task_options.py;
-    a custom task gets them as keyword arguments. After a change and a restart of the coordinator samplers
-    load the task again, and groups graded before are not trained on."""
+    """The task's options, sent to every sampler. Those of the built-in tasks are in
+    node/values/task_options.py; a custom task gets them as keyword arguments. After a change and a restart of
+    the coordinator samplers load the task again, and groups graded before are not trained on."""
     grader_digest: str = Field(default="", pattern=r"^([0-9a-f]{32})?$")
     """Digest of the grader code that groups must be graded by, as `heterorl-node status --json` and `try`
     show it. Empty: as a verifier says. Without a verifier no grader code is refused, and `status` shows where

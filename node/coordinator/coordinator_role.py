@@ -14,7 +14,6 @@ from heterorl.v1 import (
     policy_pb2_grpc,
     rollout_pb2_grpc,
 )
-from node import limits
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.coordinator_service import CoordinatorService
 from node.coordinator.data.rows import Rows
@@ -49,12 +48,13 @@ from node.identity.own_identity import RenewedCertificates
 from node.identity.revocation import RevocationList
 from node.process.role_context import RoleContext
 from node.process.service import Service
-from node.protocol import OURS
 from node.rpc.calls.live_rpcs import RpcLimits
 from node.rpc.calls.server import Audience, RpcServer, ServerLimits
-from node.run import RunSettings
 from node.serving.hub_setup import bucket_mirror, make_server
 from node.serving.policy_servicer import PolicyServicer
+from node.values import limits
+from node.values.protocol import OURS
+from node.values.run import RunSettings
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.bucket_mirror import BucketMirror
 from node.wire.mapping import to_wire

@@ -19,10 +19,10 @@ from node.coordinator.run_status import LiveStatus
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.decisions import upkeep
 from node.errors import RefusedError
-from node.operator_order import DRAIN
 from node.process.memory import GIVE_BACK_EVERY_S, give_back
 from node.process.service import Service
 from node.rpc.calls.server import RpcServer
+from node.values.operator_order import DRAIN
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.bucket_mirror import BucketMirror
 

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from node import limits
 from node.checks.check import Check, Finding, Grade, Needs
 from node.coordinator.data.data_config import DataConfig
 from node.coordinator.data.row_sources import open_rows, scratch_directory
@@ -24,7 +23,8 @@ from node.coordinator.work.terms.run_data import NO_DATA, DataSeen, agreed_data
 from node.errors import ConfigError
 from node.questions.messages import content_text
 from node.questions.question import question_of
-from node.task_options import QuestionOptions, TaskOptions
+from node.values import limits
+from node.values.task_options import QuestionOptions, TaskOptions
 
 COUNTING_S: Final = 60.0
 """Longest time to count the tokens of prompts, some hundred thousand of them."""

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from node.clock import Clock
 from node.coordinator.data.rows import Rows
 from node.coordinator.fleet.membership import KnownPeer
 from node.coordinator.fleet.peer_reports import HeartbeatAnswer, HeartbeatReport, Joining
@@ -32,10 +31,11 @@ from node.coordinator.work.terms.model_check import Learner, check_prompts
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
-from node.limits import LEASED_ROWS_BYTES
-from node.rollout import LeaseGrant, PromptLease
-from node.run import Role
-from node.verdict import Verdict
+from node.system.clock import Clock
+from node.values.limits import LEASED_ROWS_BYTES
+from node.values.rollout import LeaseGrant, PromptLease
+from node.values.run import Role
+from node.values.verdict import Verdict
 
 logger = logging.getLogger(__name__)
 

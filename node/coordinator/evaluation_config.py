@@ -8,10 +8,10 @@ from typing import Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
-from node import limits
 from node.coordinator.work.terms.run_terms import NO_EVALUATION, EvaluationSettings
-from node.evaluation import REWARD
-from node.sampling_parameters import SamplingParameters
+from node.values import limits
+from node.values.evaluation import REWARD
+from node.values.sampling_parameters import SamplingParameters
 
 Value = TypeVar("Value")
 

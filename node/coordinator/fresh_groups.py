@@ -5,7 +5,7 @@ from typing import Final
 
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.slots.slot import Slot, group_id, slot_and_attempt
-from node.rollout import EncodedGroup
+from node.values.rollout import EncodedGroup
 
 FRESH_BYTES: Final = 32 << 20
 

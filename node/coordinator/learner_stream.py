@@ -25,10 +25,10 @@ from node.coordinator.work.order_decisions import Answered, answered
 from node.coordinator.work.samplers.sampler_standing import Standing
 from node.coordinator.work.terms.model_check import Learner
 from node.errors import Reason, RefusedError
-from node.operator_order import Order, OrderAnswer
-from node.rollout import EncodedGroup
-from node.run import StepRecord
-from node.verdict import GroupVerdict, Verdict
+from node.values.operator_order import Order, OrderAnswer
+from node.values.rollout import EncodedGroup
+from node.values.run import StepRecord
+from node.values.verdict import GroupVerdict, Verdict
 
 _CREDITS: Final = 1 << 20
 """Room no learner has; a larger sum is a mistake or an attack."""

@@ -9,12 +9,12 @@ from node.coordinator.work.terms.model_check import Learner, SamplerModel, State
 from node.coordinator.work.terms.run_terms import DIGEST_BYTES
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
-from node.limits import CHANGES_PER_HEARTBEAT, LEASES_PER_PEER, STAMP_S
-from node.peer_figures import MachineFigures, SamplerFigures
-from node.policy import PolicyVersion
-from node.protocol import OURS, check_common
-from node.run import Role, StepReport, Teaching
-from node.text_rules import SUMMARY_CHARACTERS
+from node.text.text_rules import SUMMARY_CHARACTERS
+from node.values.limits import CHANGES_PER_HEARTBEAT, LEASES_PER_PEER, STAMP_S
+from node.values.peer_figures import MachineFigures, SamplerFigures
+from node.values.policy import PolicyVersion
+from node.values.protocol import OURS, check_common
+from node.values.run import Role, StepReport, Teaching
 from node.wire.mapping import from_wire, member_from_wire, optional_from_wire, to_wire
 from node.wire.members import base_model_from_wire, check_owners, spoken_from_wire
 

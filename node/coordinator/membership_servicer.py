@@ -13,7 +13,7 @@ from node.enrolment.renewal import Renewal
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.rpc.calls.auth import Context, certificate_of, peer_of
-from node.run import PeerQuery, Role
+from node.values.run import PeerQuery, Role
 from node.wire.mapping import from_wire, to_wire
 
 logger = logging.getLogger(__name__)

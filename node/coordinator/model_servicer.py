@@ -7,9 +7,9 @@ from pathlib import Path
 
 from heterorl.v1 import model_pb2, model_pb2_grpc
 from node.errors import Reason, RefusedError
-from node.limits import CHUNK_BYTES
 from node.rpc.calls.auth import Context
 from node.telemetry.transfer_metrics import TransferMetrics
+from node.values.limits import CHUNK_BYTES
 from node.weights.format.model_listing import ModelFile, listing_of
 
 

@@ -20,10 +20,10 @@ from node.coordinator.work.balance import Transaction
 from node.coordinator.work.order_decisions import decided, new_ones
 from node.coordinator.work.orders import Orders
 from node.errors import COMMAND_LINE, Reason, RefusedError, StartupError
-from node.extras import NeededPackage
-from node.file_lock import FileLock
-from node.operator_order import Order
 from node.process.last_start import FILE_NAME as LAST_START
+from node.system.extras import NeededPackage
+from node.system.file_lock import FileLock
+from node.values.operator_order import Order
 
 if TYPE_CHECKING:
     from node.errors import DeposedError

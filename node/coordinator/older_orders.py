@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from node import durable
-from node.clock import moment_at_start
 from node.coordinator.work.orders import Orders
 from node.errors import StartupError
 from node.identity.files import cannot_read
 from node.identity.peer import is_name
-from node.operator_order import DRAIN, EVERYBODY, MOVE, PARDON, PAUSE, REVOKE, Order
+from node.system import durable
+from node.system.clock import moment_at_start
+from node.values.operator_order import DRAIN, EVERYBODY, MOVE, PARDON, PAUSE, REVOKE, Order
 
 logger = logging.getLogger(__name__)
 

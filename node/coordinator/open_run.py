@@ -24,9 +24,9 @@ from node.coordinator.work.decisions.upkeep import task_is
 from node.coordinator.work.orders import Orders
 from node.coordinator.work.terms.run_data import NO_DATA, agreed_data
 from node.errors import ConfigError, Reason, RefusedError, StartupError
-from node.operator_order import Order
 from node.process.role_context import RoleContext
 from node.serving.hub_setup import open_store
+from node.values.operator_order import Order
 from node.weights.store.artifact_store import ArtifactStore
 
 logger = logging.getLogger(__name__)

@@ -22,8 +22,8 @@ from node.coordinator.work.order_decisions import Answered, Given
 from node.coordinator.work.orders import FOR_LEARNER
 from node.coordinator.work.verbs import VERBS
 from node.errors import Reason, RefusedError
-from node.operator_order import PARDON, Order
 from node.rpc.local_socket import LocalServer, answered
+from node.values.operator_order import PARDON, Order
 from node.wire.mapping import from_wire, to_wire
 
 SOCKET_NAME: Final = "orders.sock"

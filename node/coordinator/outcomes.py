@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TypeAlias
 
-from node.clock import Clock, moment
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.run_ledger import RunLedger
 from node.coordinator.work.accounts import Accounts
@@ -17,12 +16,13 @@ from node.coordinator.work.decisions.trust import Quarantine
 from node.coordinator.work.decisions.upkeep import Expired
 from node.coordinator.work.decisions.verdicts import Judged, Submitted
 from node.coordinator.work.slots.slot import SlotKind, SlotState, is_held_out
-from node.evaluation import Evaluation
-from node.failure import BadPrompt
-from node.reward_finding import RewardCheck
-from node.rollout import GroupTerms, other_options
+from node.system.clock import Clock, moment
 from node.telemetry.lag import submission_lags
-from node.verdict import GroupVerdict, Verdict
+from node.values.evaluation import Evaluation
+from node.values.failure import BadPrompt
+from node.values.reward_finding import RewardCheck
+from node.values.rollout import GroupTerms, other_options
+from node.values.verdict import GroupVerdict, Verdict
 
 logger = logging.getLogger(__name__)
 

@@ -21,9 +21,9 @@ from node.coordinator.peers import Peers
 from node.coordinator.work.accounts import Accounts
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
-from node.peer_figures import reported
-from node.policy import PolicyVersion
-from node.run import (
+from node.values.peer_figures import reported
+from node.values.policy import PolicyVersion
+from node.values.run import (
     MEMBER_ROLES,
     MOST_PEERS_A_PAGE,
     PEER_ORDERS,
@@ -33,7 +33,7 @@ from node.run import (
     Role,
     SamplerStanding,
 )
-from node.verdict import Verdict
+from node.values.verdict import Verdict
 
 _VALUES_OF_A_CONDITION: Final = 8
 

@@ -21,12 +21,12 @@ from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.terms.model_check import SamplerModel, VerifierModel
 from node.coordinator.work.terms.run_terms import UNSAID, run_grader
 from node.identity.peer import Peer
-from node.limits import VERDICTS_PER_HEARTBEAT
-from node.peer_figures import MachineFigures, SamplerFigures
-from node.policy import PolicyVersion
-from node.protocol import Spoken
-from node.run import Role, StepReport, Teaching
-from node.verdict import GroupVerdict
+from node.values.limits import VERDICTS_PER_HEARTBEAT
+from node.values.peer_figures import MachineFigures, SamplerFigures
+from node.values.policy import PolicyVersion
+from node.values.protocol import Spoken
+from node.values.run import Role, StepReport, Teaching
+from node.values.verdict import GroupVerdict
 
 PENDING_VERDICTS: Final = 4 * VERDICTS_PER_HEARTBEAT
 """Verdicts kept for a sampler that does not heartbeat; then the oldest go. The ledger counts them all."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from node.coordinator.work.accounts import Accounts
 from node.errors import RefusedError
-from node.policy import PolicyVersion
+from node.values.policy import PolicyVersion
 from node.weights.store.artifact_store import ArtifactStore
 
 

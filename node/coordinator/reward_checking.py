@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from node.clock import Clock
 from node.coordinator.data.rows import Rows
 from node.coordinator.learner_stream import LearnerStreams
 from node.coordinator.metrics import CoordinatorMetrics
@@ -28,11 +27,12 @@ from node.coordinator.work.decisions.decision import Decision
 from node.coordinator.work.decisions.findings import Checked, GroupFinding
 from node.coordinator.work.decisions.verdicts import Submitted
 from node.errors import Reason, RefusedError
-from node.failure import Failure
-from node.reward_finding import GroupGrades, RewardCheck, RewardFinding
-from node.rollout import EncodedGroup
-from node.run import Unusual
-from node.verdict import Verdict
+from node.system.clock import Clock
+from node.values.failure import Failure
+from node.values.reward_finding import GroupGrades, RewardCheck, RewardFinding
+from node.values.rollout import EncodedGroup
+from node.values.run import Unusual
+from node.values.verdict import Verdict
 from node.wire.rollouts import graded
 
 logger = logging.getLogger(__name__)

@@ -12,14 +12,14 @@ from node.coordinator.work.decisions.trust import Quarantine
 from node.coordinator.work.decisions.verdicts import Submission
 from node.coordinator.work.slots.slot import is_held_out
 from node.errors import Reason, RefusedError
-from node.failure import FailedLease, detail_of
 from node.identity.peer import Peer, is_name
-from node.limits import LEASES_PER_PEER, LEASES_PER_REQUEST, TRAINED_RUNS
-from node.operator_order import OrderAnswer
-from node.policy import PolicyVersion
-from node.rollout import EncodedGroup, GroupHeader, RolloutGroup
-from node.run import StepRecord
-from node.verdict import GroupVerdict
+from node.values.failure import FailedLease, detail_of
+from node.values.limits import LEASES_PER_PEER, LEASES_PER_REQUEST, TRAINED_RUNS
+from node.values.operator_order import OrderAnswer
+from node.values.policy import PolicyVersion
+from node.values.rollout import EncodedGroup, GroupHeader, RolloutGroup
+from node.values.run import StepRecord
+from node.values.verdict import GroupVerdict
 from node.wire.mapping import from_wire, optional_from_wire, to_wire
 from node.wire.rollouts import delivery_to_wire, group_from_wire, header_from_wire
 

@@ -23,11 +23,11 @@ from node.coordinator.submission_door import SubmissionDoor
 from node.coordinator.work.checks.verifier_places import GRADING_LIMIT_S
 from node.coordinator.work.decisions.leasing import release
 from node.errors import Reason, RefusedError
-from node.rollout import EncodedGroup
 from node.rpc.calls.auth import Context, peer_of
+from node.system.waits import put_away, side_by_side
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.verdict import Verdict
-from node.waits import put_away, side_by_side
+from node.values.rollout import EncodedGroup
+from node.values.verdict import Verdict
 from node.wire.mapping import to_wire
 from node.wire.rollouts import delivery_to_wire, finding_from_wire
 

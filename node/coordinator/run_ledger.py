@@ -26,7 +26,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
-from node.clock import Clock
 from node.coordinator.fresh_groups import FreshGroups, is_winner
 from node.coordinator.ledger.ledger_rows import LedgerEngine
 from node.coordinator.metrics import CoordinatorMetrics
@@ -37,8 +36,9 @@ from node.coordinator.work.decisions.decision import Answer, Batch, Decide, Deci
 from node.coordinator.work.slots.slot import Slot
 from node.errors import Reason, RefusedError
 from node.process.abandoned_threads import abandon
-from node.rollout import EncodedGroup
+from node.system.clock import Clock
 from node.telemetry.own_faults import OwnFaults
+from node.values.rollout import EncodedGroup
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from node.clock import Clock, moment
 from node.coordinator.fleet.membership import PeerState
 from node.coordinator.fleet.wait_chain import Facts, WaitingSamplers, explained
 from node.coordinator.peer_table import PeerTable
@@ -19,13 +18,14 @@ from node.coordinator.peers import Peers
 from node.coordinator.work.capacity import Capacity
 from node.coordinator.work.decisions.leasing import room
 from node.coordinator.work.orders import DRAINED, Orders
-from node.operator_order import DRAIN
 from node.page.run_sections import RunView, run_sections
 from node.page.section import Section
 from node.page.step_curves import StepCurves
-from node.run import PeerQuery, PeerStatus, Role, RunStatus, SamplerStanding, StepReport, Unusual
+from node.system.clock import Clock, moment
 from node.telemetry.own_faults import OwnFault, OwnFaults
-from node.wording import counted
+from node.text.wording import counted
+from node.values.operator_order import DRAIN
+from node.values.run import PeerQuery, PeerStatus, Role, RunStatus, SamplerStanding, StepReport, Unusual
 
 BAD_PROMPTS_SHOWN: Final = 50
 """Newest bad prompts in the state of the run; it says how many there are, too."""

@@ -14,10 +14,10 @@ from prometheus_client.registry import Collector
 from node.coordinator.fleet.membership import PeerState
 from node.coordinator.fleet.survey import NOTHING_SEEN, Values
 from node.coordinator.ledger.backup_record import BackupRecord
-from node.evaluation import Evaluation, EvaluationStatus
 from node.identity.peer import Peer
-from node.peer_figures import FIGURES
-from node.run import MEMBER_ROLES, SamplerStanding, StepReport, Teaching
+from node.values.evaluation import Evaluation, EvaluationStatus
+from node.values.peer_figures import FIGURES
+from node.values.run import MEMBER_ROLES, SamplerStanding, StepReport, Teaching
 
 _PEER_GAUGES: Final[tuple[tuple[str, str, str], ...]] = (
     ("version_lag_versions", "Head minus the version a peer holds.", "version_lag_versions"),

@@ -13,13 +13,13 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from heterorl.v1 import rollout_pb2
-from node.byte_room import ByteRoom
 from node.errors import CountRefusal, Reason, RefusedError
 from node.identity.peer import Peer
-from node.rollout import EncodedGroup
+from node.system.byte_room import ByteRoom
+from node.system.waits import put_away
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.verdict import Verdict
-from node.waits import put_away
+from node.values.rollout import EncodedGroup
+from node.values.verdict import Verdict
 from node.wire.mapping import verdict_to_wire
 from node.wire.rollouts import encoded_from_wire
 

@@ -21,7 +21,7 @@ from node.errors import Reason, RefusedError, StartupError
 from node.identity.certificates import CLOCK_SKEW_S, key_to_pem, new_key, read_certificate, read_curve_key
 from node.identity.files import cannot_read, make_private_directory, read_secret, write_public, write_secret
 from node.identity.peer import HUB_ROLES, Peer, server_name
-from node.limits import SIGNING_REQUEST_BYTES
+from node.values.limits import SIGNING_REQUEST_BYTES
 
 KEY_FILE: Final = "ca.key"
 CERTIFICATE_FILE: Final = "ca.pem"

@@ -15,7 +15,6 @@ from typing import Final
 import grpc.aio
 
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
-from node.clock import moment
 from node.enrolment.authority import signing_request
 from node.enrolment.tokens import Token, how_to_get_a_token, usable_token
 from node.errors import RefusedError, StartupError
@@ -33,7 +32,8 @@ from node.identity.peer import is_name
 from node.identity.run_description import RunDescription
 from node.rpc.address import ENROLMENT_PORT
 from node.rpc.channel import Backoff, ConnectionLost, call, dial_as_stranger
-from node.run import Role
+from node.system.clock import moment
+from node.values.run import Role
 
 logger = logging.getLogger(__name__)
 

@@ -13,13 +13,13 @@ import grpc.aio
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
-from node.clock import Clock
 from node.enrolment.authority import KEY_FILE, Authority, present_authority, read_signing_request
 from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.enrolment.tokens import redeem
 from node.errors import Reason, RefusedError, StartupError
 from node.identity.peer import Peer, is_name
 from node.identity.revocation import RevocationList
+from node.system.clock import Clock
 
 logger = logging.getLogger(__name__)
 

@@ -15,14 +15,14 @@ from typing import Final
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from node.clock import Clock
 from node.enrolment.authority import present_authority
 from node.errors import StartupError
 from node.identity.certificates import peer_in, read_certificate
 from node.identity.own_identity import RenewedCertificates, is_due
 from node.identity.peer import Peer, server_name
-from node.protocol import SPLICED
-from node.run import Role
+from node.system.clock import Clock
+from node.values.protocol import SPLICED
+from node.values.run import Role
 
 logger = logging.getLogger(__name__)
 

@@ -27,15 +27,15 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from node.clock import moment
 from node.enrolment.authority import TOKEN_ALGORITHM, Authority
 from node.errors import Reason, RefusedError, StartupError
 from node.identity.certificates import is_same_certificate, read_certificate
 from node.identity.files import cannot_make, cannot_read, read_with_status, write_secret
 from node.identity.run_description import RunDescription
-from node.limits import NAME_PATTERN, TOKEN_BYTES
 from node.rpc.address import split_target
-from node.run import Role
+from node.system.clock import moment
+from node.values.limits import NAME_PATTERN, TOKEN_BYTES
+from node.values.run import Role
 
 TYPE: Final = "heterorl-token+jwt"
 """Header ``typ``: nothing else that the authority might sign passes for a token (RFC 8725, 3.11)."""

@@ -17,11 +17,11 @@ from typing import Any, ClassVar, Final, Protocol
 from pydantic import BaseModel
 
 from node.errors import ConfigError
-from node.extras import NeededPackage
 from node.grading.completion import CompletionText, Graded, Outage, Row
 from node.questions.answer_part import answer_part
 from node.questions.right_answer import answer_texts
-from node.task_options import QuestionOptions, TaskNeeds
+from node.system.extras import NeededPackage
+from node.values.task_options import QuestionOptions, TaskNeeds
 
 TIMED_NOISE: Final = 0.02
 """Share of groups in which a grader with time limits may differ the second time, on a busier machine."""

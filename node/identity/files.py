@@ -9,8 +9,8 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from node import durable
 from node.errors import StartupError
+from node.system import durable
 
 _SECRET_MODE: Final = 0o600
 _PUBLIC_MODE: Final = 0o644

@@ -10,7 +10,6 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from node.clock import moment
 from node.errors import ConfigError, RefusedError, StartupError
 from node.identity.certificates import (
     is_issued_by,
@@ -23,7 +22,8 @@ from node.identity.certificates import (
 from node.identity.files import cannot_read, make_private_directory, read_secret, write_public, write_secret
 from node.identity.peer import Peer
 from node.identity.run_description import RunDescription
-from node.run import Role
+from node.system.clock import moment
+from node.values.run import Role
 
 IDENTITY_DIRECTORY: Final = "identity"
 """Below a role's directory in node.state_dir."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from node.errors import Reason, RefusedError
-from node.limits import NAME_PATTERN
-from node.run import Role
+from node.values.limits import NAME_PATTERN
+from node.values.run import Role
 
 _NAME: Final = re.compile(NAME_PATTERN)
 _SCHEME: Final = "spiffe://"

@@ -12,9 +12,9 @@ from typing import Final
 
 import blake3
 
-from node import limits
 from node.identity.files import cannot_read, write_public
 from node.identity.peer import is_name
+from node.values import limits
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from pydantic import (
 from node.errors import StartupError
 from node.identity.certificates import read_certificate
 from node.identity.files import cannot_read, write_public
-from node.limits import NAME_PATTERN
-from node.sealed import sealed, unsealed
+from node.system.sealed import sealed, unsealed
+from node.values.limits import NAME_PATTERN
 
 FILE_NAME: Final = "run.json"
 _FILE_BYTES: Final = 64 << 10

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from node.page.section import Curve, Points, Series
-from node.visible_text import as_html
+from node.text.visible_text import as_html
 
 _WIDTH, _HEIGHT = 720, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 10, 36

@@ -10,7 +10,7 @@ from typing import Final
 
 from node.page.chart import STYLE, chart
 from node.page.section import Block, Curve, Grid, Items, Quotation, Section
-from node.visible_text import as_html
+from node.text.visible_text import as_html
 
 _HEAD: Final = """\
 <!doctype html>

@@ -9,9 +9,9 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from node.clock import Clock, moment
 from node.page.html import rendered
 from node.page.section import Section
+from node.system.clock import Clock, moment
 
 REFRESH_S: Final = 5
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from math import fsum
 from typing import Final
 
-from node.clock import moment
-from node.evaluation import Evaluation, EvaluationStatus
 from node.page.samples_file import CompletionSample, GroupSample
 from node.page.section import Block, Curve, Grid, Items, Points, Quotation, Section, Series, Tone
 from node.page.step_curves import StepCurves
-from node.run import PeerStatus, Role, RunStatus
-from node.verdict import Verdict
-from node.wording import duration
+from node.system.clock import moment
+from node.text.wording import duration
+from node.values.evaluation import Evaluation, EvaluationStatus
+from node.values.run import PeerStatus, Role, RunStatus
+from node.values.verdict import Verdict
 
 _MEAN_OF: Final = 10
 """Steps of a running mean."""

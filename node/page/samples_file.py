@@ -13,9 +13,9 @@ from typing import BinaryIO, Final
 
 from pydantic import TypeAdapter
 
-from node import durable
-from node.clock import moment
-from node.visible_text import visible
+from node.system import durable
+from node.system.clock import moment
+from node.text.visible_text import visible
 
 FILE_NAME: Final = "samples.jsonl"
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
-from node.run import StepReport
+from node.values.run import StepReport
 
 DRAWN: Final = (
     "reward_mean",

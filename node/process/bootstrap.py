@@ -10,14 +10,11 @@ from pathlib import Path
 
 import uvloop
 
-from node import descriptors
 from node.checks.start_checks import open_files
-from node.clock import SystemClock
 from node.config.settings import NodeConfig, NodeSection, Resolved
 from node.enrolment.enrolment_client import kept_name, obtain_identity
 from node.enrolment.init_run import IDENTITY_DIRECTORY
 from node.exit_code import ExitCode
-from node.file_lock import lock_state_directory
 from node.identity.files import cannot_make, make_private_directory
 from node.identity.identity_store import Identity, expiries
 from node.identity.own_identity import OwnIdentity
@@ -32,11 +29,14 @@ from node.process.role_context import RoleContext, load_build
 from node.process.service import Service
 from node.process.systemd import Systemd, status_line
 from node.process.telemetry_http import TelemetryServer
-from node.run import Role
+from node.system import descriptors
+from node.system.clock import SystemClock
+from node.system.file_lock import lock_state_directory
 from node.telemetry.disk_watch import DiskWatch
 from node.telemetry.logging import ForPeople, bind_peer, to_json
 from node.telemetry.metrics import NodeMetrics, create_registry
 from node.telemetry.transfer_metrics import TransferMetrics
+from node.values.run import Role
 from node.weights.codec.exponent_conditioned.choice import implementation
 
 logger = logging.getLogger(__name__)

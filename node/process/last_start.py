@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from node import durable
-from node.run import Role
+from node.system import durable
+from node.values.run import Role
 
 logger = logging.getLogger(__name__)
 

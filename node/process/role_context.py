@@ -11,22 +11,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from node.clock import SystemClock
 from node.page.live_page import LivePage
-from node.peer_figures import MachineFigures
+from node.system.clock import SystemClock
+from node.values.peer_figures import MachineFigures
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-    from node.clock import Clock
     from node.config.settings import NodeConfig
     from node.identity.own_identity import OwnIdentity
     from node.identity.run_description import RunDescription
     from node.process.daemon import Phase
     from node.process.service import Service
-    from node.run import Role
+    from node.system.clock import Clock
     from node.telemetry.metrics import NodeMetrics
     from node.telemetry.transfer_metrics import TransferMetrics
+    from node.values.run import Role
 
 ROLE_MODULES: Final = {
     "coordinator": "node.coordinator.coordinator_role",
@@ -40,7 +40,7 @@ ROLE_MODULES: Final = {
 
 def in_order(names: Iterable[str]) -> "tuple[Role, ...]":
     """Return each role once, in the order in which they start."""
-    from node.run import Role
+    from node.values.run import Role
 
     wanted = set(names)
     return tuple(Role(name) for name in ROLE_MODULES if name in wanted)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from node.waits import drop
+from node.system.waits import drop
 
 
 class Service(Protocol):

@@ -14,8 +14,8 @@ from typing import Final, Self
 from prometheus_client import CollectorRegistry
 
 from node.process.daemon import Phase
-from node.run import Role
-from node.waits import wait_at_most
+from node.system.waits import wait_at_most
+from node.values.run import Role
 
 logger = logging.getLogger(__name__)
 

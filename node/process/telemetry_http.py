@@ -28,14 +28,14 @@ from typing import Final
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 
-from node.clock import Clock
 from node.errors import CountRefusal, Reason, StartupError
 from node.process.daemon import Phase
 from node.rpc.address import is_loopback, listening_socket, split_address
 from node.rpc.strangers.places import PlaceLimits, Places, origin
+from node.system.clock import Clock
+from node.system.waits import wait_at_most
 from node.telemetry.metrics import exposition
 from node.telemetry.own_faults import OwnFaults
-from node.waits import wait_at_most
 
 logger = logging.getLogger(__name__)
 

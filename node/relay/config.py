@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from node.checks.check import Check, Surroundings
 from node.checks.installed import packages_check
 from node.config.settings import Address, BucketUrl, Target, bucket_packages
-from node.extras import NeededPackage
+from node.system.extras import NeededPackage
 
 
 class RelayConfig(BaseModel):

@@ -16,10 +16,10 @@ from dataclasses import replace
 from functools import partial
 
 from node.errors import CountRefusal, Reason, RefusedError
-from node.policy import Announcement, Artifact, ArtifactKey
 from node.relay.mirror_state import MirrorState
 from node.rpc.channel import Backoff, ConnectionLost
-from node.waits import run_until, while_it_may
+from node.system.waits import run_until, while_it_may
+from node.values.policy import Announcement, Artifact, ArtifactKey
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.fetcher import Fetcher
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey
+from node.values.policy import NO_BASE, Announcement, Artifact, ArtifactKey
 from node.weights.planning.cheapest_chain import PUBLIC_VERSION, newest_reachable, plan_upload, upload_path
 from node.weights.store.offers import is_behind
 

@@ -31,9 +31,9 @@ from node.relay.mirror import Mirror
 from node.relay.splice import Splice
 from node.rpc.channel import Backoff, Purpose, dial
 from node.rpc.hub import Hub
-from node.run import Role
 from node.serving.hub_setup import bucket_mirror, make_server, open_store
 from node.serving.policy_servicer import PolicyServicer
+from node.values.run import Role
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.sources import Sources, dial_source

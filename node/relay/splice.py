@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from node import descriptors
 from node.errors import CountRefusal, Reason, RefusedError
 from node.identity.peer import server_name
 from node.relay.metrics import RelayMetrics
@@ -32,7 +31,8 @@ from node.rpc.strangers.entrance import Entrance
 from node.rpc.strangers.exchange import CHUNK_BYTES, exchange
 from node.rpc.strangers.places import PlaceLimits, Places
 from node.rpc.strangers.private_socket import PrivateSocket
-from node.run import Role
+from node.system import descriptors
+from node.values.run import Role
 
 logger = logging.getLogger(__name__)
 

@@ -21,13 +21,13 @@ from node.errors import HeteroRLError, Reason, RefusedError, StartupError
 from node.identity.identity_store import Identity, check_dates
 from node.identity.own_identity import OwnIdentity
 from node.identity.peer import Peer, server_name
-from node.limits import MESSAGE_BYTES
 from node.rpc.address import is_loopback, split_address
 from node.rpc.calls.auth import USER_AGENT_PREFIX
 from node.rpc.hub import Hub, HubChannel
 from node.rpc.proxy import proxy_to, ways_followed
-from node.run import Role
-from node.waits import wait_at_most
+from node.system.waits import wait_at_most
+from node.values.limits import MESSAGE_BYTES
+from node.values.run import Role
 
 Caller: TypeAlias = Identity | OwnIdentity | Peer
 """Who dials: with a certificate, with one that is made anew while the process runs, or with TLS off."""

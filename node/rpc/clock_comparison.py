@@ -12,10 +12,10 @@ import enum
 from dataclasses import dataclass
 from typing import Final
 
-from node.clock import moment
 from node.errors import Reason, RefusedError
 from node.identity.identity_store import ENROL_AGAIN, Identity
 from node.rpc.channel import ConnectionLost, TlsFailure
+from node.system.clock import moment
 
 _SET_THE_CLOCK: Final = "Set the clock that is wrong; nothing else needs to be done or restarted."
 

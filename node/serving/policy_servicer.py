@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
-from node import limits
 from node.errors import Reason, RefusedError
-from node.policy import Announcement, ArtifactKey
 from node.rpc.calls.auth import Context
 from node.rpc.calls.messages import within
 from node.telemetry.transfer_metrics import TransferMetrics
+from node.values import limits
+from node.values.policy import Announcement, ArtifactKey
 from node.weights.format.manifest import Manifest
 from node.weights.planning.cheapest_chain import plan_catch_up
 from node.weights.store.artifact_store import ArtifactStore

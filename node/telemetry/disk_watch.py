@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from node.system.waits import wait_at_most
 from node.telemetry.metrics import NodeMetrics
-from node.waits import wait_at_most
 
 logger = logging.getLogger(__name__)
 

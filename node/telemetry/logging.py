@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Final, Literal, TextIO
 
 from node.telemetry.log_writer import LogWriter
 from node.telemetry.printed_lines import log_what_is_printed
-from node.visible_text import visible
+from node.text.visible_text import visible
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs

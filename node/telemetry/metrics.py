@@ -17,9 +17,9 @@ from prometheus_client import CollectorRegistry, Metric, ProcessCollector, gener
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from node import descriptors
-from node.clock import Clock
 from node.errors import Reason
+from node.system import descriptors
+from node.system.clock import Clock
 from node.telemetry.logging import dropped_lines
 from node.telemetry.metric_factory import MetricFactory
 from node.telemetry.own_faults import OwnFaults

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final, TextIO
 
-from node.visible_text import visible
+from node.text.visible_text import visible
 
 logger = logging.getLogger(__name__)
 

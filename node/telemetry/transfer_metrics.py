@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
-from node.policy import ArtifactKey
 from node.telemetry.metric_factory import MetricFactory
+from node.values.policy import ArtifactKey
 
 _FETCH_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 _APPLY_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1)

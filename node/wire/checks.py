@@ -7,10 +7,10 @@ from typing import Any, Final
 from google.protobuf.message import Message
 
 from heterorl.v1 import common_pb2, membership_pb2, policy_pb2, rollout_pb2
-from node import limits
 from node.errors import Reason, RefusedError
 from node.identity.peer import is_name
-from node.policy import NO_BASE, ROOT_BYTES
+from node.values import limits
+from node.values.policy import NO_BASE, ROOT_BYTES
 
 
 def _policy_version(message: common_pb2.PolicyVersion) -> None:

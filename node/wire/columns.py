@@ -14,10 +14,10 @@ from google.protobuf.message import DecodeError
 from numpy.typing import ArrayLike, NDArray
 
 from heterorl.v1 import rollout_pb2
-from node import limits
 from node.errors import Reason, RefusedError
-from node.reward_finding import GroupGrades
-from node.rollout import Completion, Finish, RolloutGroup, Scalar
+from node.values import limits
+from node.values.reward_finding import GroupGrades
+from node.values.rollout import Completion, Finish, RolloutGroup, Scalar
 from node.wire.mapping import Wire
 
 _METRIC_NAME_BYTES: Final = 2 << 10

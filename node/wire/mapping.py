@@ -16,8 +16,8 @@ from google.protobuf.message import Message
 
 from heterorl.v1 import common_pb2
 from node.errors import Reason, RefusedError
-from node.run import Role
-from node.verdict import Verdict
+from node.values.run import Role
+from node.values.verdict import Verdict
 from node.wire.checks import CHECKS
 
 Value = TypeVar("Value")

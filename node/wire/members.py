@@ -8,9 +8,9 @@ from google.protobuf.message import Message
 
 from heterorl.v1 import membership_pb2
 from node.errors import Reason, RefusedError
-from node.policy import BASE_PART_BYTES, BASE_PARTS, ROOT_BYTES, BaseModel
-from node.protocol import Spoken, spoken_by
-from node.run import Role
+from node.values.policy import BASE_PART_BYTES, BASE_PARTS, ROOT_BYTES, BaseModel
+from node.values.protocol import Spoken, spoken_by
+from node.values.run import Role
 
 _LEARNER: Final = frozenset({Role.LEARNER})
 _SAMPLER: Final = frozenset({Role.SAMPLER})

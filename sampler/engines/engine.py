@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from node.errors import Reason, RefusedError
-from node.rollout import Completion
-from node.sampling_parameters import SamplingParameters
+from node.values.rollout import Completion
+from node.values.sampling_parameters import SamplingParameters
 from node.weights.format.layout import Layout
 from sampler.engines.words.model_words import LiveWords
 
@@ -62,7 +62,7 @@ class Tokenizer(Protocol):
 
     @property
     def digest(self) -> bytes:
-        """The digest to join with; see ``node.tokenizer``."""
+        """The digest to join with; see ``node.text.tokenizer``."""
 
     def encode(
         self,

@@ -25,9 +25,9 @@ from typing import Final, TypeVar
 import numpy as np
 
 from node.errors import RefusedError
-from node.policy import PolicyVersion
 from node.process.abandoned_threads import abandon
-from node.sampling_parameters import SamplingParameters
+from node.values.policy import PolicyVersion
+from node.values.sampling_parameters import SamplingParameters
 from sampler.engines.engine import PROBE_ID, GenerationRequest
 from sampler.engines.restartable_engine import FAULTS, EngineEndedError, EngineFaultError, RestartableEngine
 from sampler.metrics import SamplerMetrics

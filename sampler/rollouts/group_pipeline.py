@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from node.clock import Clock
 from node.errors import Reason, RefusedError
-from node.failure import Failure
-from node.policy import PolicyVersion
-from node.rollout import EncodedGroup, LeasePurpose, PromptLease, RolloutGroup
-from node.verdict import GroupVerdict, Verdict
+from node.system.clock import Clock
+from node.values.failure import Failure
+from node.values.policy import PolicyVersion
+from node.values.rollout import EncodedGroup, LeasePurpose, PromptLease, RolloutGroup
+from node.values.verdict import GroupVerdict, Verdict
 from node.wire.rollouts import group_to_wire
 from sampler.engines.engine import Engine, GenerationRequest
 from sampler.engines.engine_thread import EngineThread

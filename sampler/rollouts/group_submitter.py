@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from node.errors import RefusedError
-from node.rollout import EncodedGroup
 from node.rpc.channel import Backoff, ConnectionLost
-from node.verdict import Verdict
+from node.values.rollout import EncodedGroup
+from node.values.verdict import Verdict
 
 logger = logging.getLogger(__name__)
 

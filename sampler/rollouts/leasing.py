@@ -8,13 +8,13 @@ from typing import Final
 
 from node.clients.rollout_client import SamplerRolloutClient
 from node.errors import Reason, RefusedError
-from node.failure import FailedLease, Failure
-from node.limits import LEASES_PER_PEER, LEASES_PER_REQUEST
-from node.policy import PolicyVersion
-from node.rollout import LeaseGrant, PromptLease
 from node.rpc.channel import Backoff, ConnectionLost
+from node.system.waits import drop, wait_at_most
 from node.telemetry.metrics import NodeMetrics
-from node.waits import drop, wait_at_most
+from node.values.failure import FailedLease, Failure
+from node.values.limits import LEASES_PER_PEER, LEASES_PER_REQUEST
+from node.values.policy import PolicyVersion
+from node.values.rollout import LeaseGrant, PromptLease
 from sampler.rollouts.work_queue import WorkQueue
 from sampler.served_policy import ServedPolicy
 

@@ -19,8 +19,8 @@ from typing import Final
 from node.clients.membership_client import MembershipClient
 from node.errors import ConfigError, RefusedError, StartupError
 from node.rpc.channel import ConnectionLost
+from node.system.waits import run_until, wait_at_most
 from node.telemetry.metrics import NodeMetrics
-from node.waits import run_until, wait_at_most
 from sampler.config import SamplerConfig
 from sampler.engines.engine_thread import EngineThread
 from sampler.engines.restartable_engine import EngineFaultError

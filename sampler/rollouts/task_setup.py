@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from node.errors import ConfigError
-from node.extras import NeededPackage
 from node.grading.grader import option_refused
-from node.task_options import PromptOptions, TaskNeeds, TaskOptions, checked_options
-from node.tokenizer import chat_template
+from node.system.extras import NeededPackage
+from node.text.tokenizer import chat_template
+from node.values.task_options import PromptOptions, TaskNeeds, TaskOptions, checked_options
 from sampler.config import GradingConfig
 from sampler.tasks.task import TaskSetup, import_path
 

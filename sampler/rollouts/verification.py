@@ -17,12 +17,12 @@ import numpy as np
 from node.clients.membership_client import MembershipClient
 from node.clients.reward_checks import RewardCheckClient
 from node.errors import RefusedError, StartupError
-from node.reward_finding import GroupGrades, RewardCheck, RewardFinding
-from node.rollout import RolloutGroup
 from node.rpc.channel import Backoff, ConnectionLost
-from node.run import RunSettings
+from node.system.waits import run_until
 from node.telemetry.metrics import NodeMetrics
-from node.waits import run_until
+from node.values.reward_finding import GroupGrades, RewardCheck, RewardFinding
+from node.values.rollout import RolloutGroup
+from node.values.run import RunSettings
 from sampler.config import VerifierConfig
 from sampler.engines.engine import Decoder
 from sampler.metrics import VerifierMetrics

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from node.grading.completion import CompletionText, GraderOutageError
-from node.limits import METRIC_VALUE, REWARD
+from node.values.limits import METRIC_VALUE, REWARD
 
 RULE: Final = "return a number, None to abstain, or (number, {name: number})"
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from node.built_in_tasks import BUILT_IN
 from node.errors import ConfigError
 from node.grading.completion import CompletionText as CompletionText
 from node.grading.completion import Graded as Graded
@@ -18,6 +17,7 @@ from node.grading.completion import GraderOutageError as GraderOutageError
 from node.grading.completion import Message as Message
 from node.grading.completion import Outage as Outage
 from node.grading.completion import Row as Row
+from node.values.built_in_tasks import BUILT_IN
 
 
 class Task(Protocol):

@@ -14,9 +14,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from node import durable
 from node.errors import Reason, RefusedError
-from node.policy import ArtifactKey, PolicyVersion
+from node.system import durable
+from node.values.policy import ArtifactKey, PolicyVersion
 from node.weights.format.manifest import Manifest
 from node.weights.store.artifact_files import ArtifactFiles, directory_name
 

@@ -6,7 +6,7 @@ that cannot be used is planned around until it is announced again.
 
 from dataclasses import dataclass
 
-from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
+from node.values.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.weights.planning.cheapest_chain import PUBLIC_VERSION, plan_catch_up, plan_fresh
 
 

@@ -19,7 +19,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
 from node.errors import Reason, RefusedError
-from node.policy import BaseModel, PolicyVersion
+from node.values.policy import BaseModel, PolicyVersion
 from node.weights.format.digests import version_root, words_digest
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import Manifest

@@ -20,13 +20,13 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import ClassVar, Final
 
-from node.clock import Clock
 from node.errors import Reason, RefusedError
-from node.policy import Announcement, Artifact, ArtifactKey
 from node.rpc.channel import Backoff, ConnectionLost
+from node.system.clock import Clock
+from node.system.waits import run_until, wait_at_most, while_it_may
 from node.telemetry.metrics import NodeMetrics
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.waits import run_until, wait_at_most, while_it_may
+from node.values.policy import Announcement, Artifact, ArtifactKey
 from node.weights.transfer.fetcher import Fetcher
 from sampler.engines.restartable_engine import EngineEndedError
 from sampler.metrics import SamplerMetrics

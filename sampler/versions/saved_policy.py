@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from node.clock import Clock
 from node.errors import Reason, RefusedError, StartupError
-from node.policy import PolicyVersion
+from node.system.clock import Clock
+from node.values.policy import PolicyVersion
 from node.weights.assembly.public_base import PublicBase
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import Manifest

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from node.errors import Reason, RefusedError
-from node.policy import PolicyVersion
+from node.values.policy import PolicyVersion
 from node.weights.assembly.apply import WrongBaseError, make_frame, may_be_held
 from node.weights.format.digests import Words, version_root, words_digest
 from node.weights.format.layout import Layout

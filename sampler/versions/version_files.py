@@ -15,8 +15,8 @@ from typing import Final
 import blake3
 import numpy as np
 
-from node import durable
-from node.policy import PolicyVersion
+from node.system import durable
+from node.values.policy import PolicyVersion
 from node.weights.assembly.public_base import PublicBase, TakeWords
 from node.weights.format.layout import Layout
 from sampler.engines.words.model_words import ArrayWords, ModelWords, copy_words, frame_digests, version_of

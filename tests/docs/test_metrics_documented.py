@@ -15,16 +15,16 @@ from prometheus_client.registry import Collector
 
 from deploy.check import DEPLOY
 from learner.metrics import LearnerMetrics
-from node.clock import SystemClock
 from node.coordinator.fleet.membership import PeerState
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work.slots.slot import SlotState
 from node.errors import Reason
 from node.relay.metrics import RelayMetrics
-from node.run import Role
+from node.system.clock import SystemClock
 from node.telemetry.metrics import NodeMetrics
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.verdict import Verdict
+from node.values.run import Role
+from node.values.verdict import Verdict
 from sampler.metrics import SamplerMetrics, VerifierMetrics
 
 ROOT: Final = DEPLOY.parent

@@ -23,7 +23,7 @@ from node.page.live_page import LivePage
 from node.page.run_sections import RunView, run_sections
 from node.page.samples_file import CompletionSample, GroupSample
 from node.page.step_curves import StepCurves
-from node.run import RunStatus, StepReport, Wait
+from node.values.run import RunStatus, StepReport, Wait
 from support.http_server import served
 from support.hub import joined
 from support.identity import MadeRun

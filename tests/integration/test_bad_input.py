@@ -12,7 +12,7 @@ import zstandard
 from heterorl.v1 import policy_pb2
 from node.errors import Reason
 from node.identity.signatures import SigningKey
-from node.policy import ArtifactKey
+from node.values.policy import ArtifactKey
 from node.weights.format.digests import payload_digest
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import Codec, Manifest, sign

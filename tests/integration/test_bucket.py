@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from node import limits
 from node.errors import Reason
-from node.policy import ArtifactKey
+from node.values import limits
+from node.values.policy import ArtifactKey
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.transfer.bucket import Bucket, object_name

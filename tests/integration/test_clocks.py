@@ -18,7 +18,6 @@ from prometheus_client import CollectorRegistry
 
 from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient, Uplink
-from node.clock import Clock, SystemClock, moment
 from node.commands.status import status_command
 from node.enrolment.authority import AUTHORITY_LIFETIME_S, LEAF_LIFETIME_S
 from node.enrolment.init_run import issue_identity
@@ -27,8 +26,9 @@ from node.exit_code import ExitCode
 from node.identity.identity_store import Identity, save_identity
 from node.identity.peer import Peer
 from node.rpc.channel import Backoff, Purpose, dial
-from node.run import Role
+from node.system.clock import Clock, SystemClock, moment
 from node.telemetry.metrics import NodeMetrics
+from node.values.run import Role
 from node.weights.transfer.sources import watch_versions
 from support.clock import ManualClock
 from support.hub import LAYOUT, TOKENIZER, running_hub

@@ -5,7 +5,7 @@ from prometheus_client import generate_latest
 
 from heterorl.v1 import membership_pb2
 from node.coordinator import membership_servicer
-from node.protocol import OURS, Spoken
+from node.values.protocol import OURS, Spoken
 from support.hub import RunningHub, members, reason
 from support.waiting import eventually
 

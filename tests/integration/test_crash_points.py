@@ -23,10 +23,10 @@ from node.coordinator.work.balance import Transaction
 from node.coordinator.work.samplers.tallies import Tally
 from node.coordinator.work.slots.slot import Attempt, Slot, SlotState
 from node.identity.revocation import RevocationCopy, Revocations
-from node.policy import ArtifactKey
-from node.rollout import EncodedGroup
 from node.step_log_parts import files_of
-from node.verdict import Verdict
+from node.values.policy import ArtifactKey
+from node.values.rollout import EncodedGroup
+from node.values.verdict import Verdict
 from node.weights.assembly.held import HeldPolicy
 from node.weights.assembly.public_base import PublicBase
 from node.weights.format.manifest import sign, signed_by

@@ -14,10 +14,10 @@ import pytest
 from node.commands.cli import main
 from node.commands.doctor import connection_probe, way_checks
 from node.identity.identity_store import IDENTITY_DIRECTORY, Identity, save_identity
-from node.operator_order import REVOKE, Order
 from node.rpc import proxy
 from node.rpc.address import split_target
-from node.run import Role
+from node.values.operator_order import REVOKE, Order
+from node.values.run import Role
 from support.hub import RunningHub, running_hub
 from support.identity import MadeRun, make_run
 from support.orders import give

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 from heterorl.v1 import common_pb2, rollout_pb2
 from node.commands.cli import main
 from node.coordinator.ledger.ledger_check import read_evaluations
-from node.evaluation import REWARD, Evaluation, best_of
-from node.run import RunStatus
+from node.values.evaluation import REWARD, Evaluation, best_of
+from node.values.run import RunStatus
 from node.wire.mapping import from_wire
 from sampler.engines.torch.torch_engine import TorchEngine
 from sampler.tasks.task import CompletionText

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from deploy.demo.link_emulator import LinkEmulator, LinkProfile
-from node.clock import SystemClock
 from node.rpc.channel import Purpose, dial
+from node.system.clock import SystemClock
 from node.weights.transfer.sources import Source
 from support.identity import MadeRun
 from support.policy_hub import PolicyHub, Pushing, Registry, make_sources, policy_hub

@@ -14,7 +14,7 @@ from node.rpc.calls import auth
 from node.rpc.calls.auth import RULES, Rule
 from node.rpc.calls.call_rates import Rate
 from node.rpc.channel import Purpose, classified, dial
-from node.run import Role
+from node.values.run import Role
 from support.clock import ManualClock
 from support.identity import MadeRun
 from support.refusals import refused

@@ -15,7 +15,7 @@ from node.identity.peer import Peer
 from node.rpc.calls.auth import RULES, service_of
 from node.rpc.calls.server import Audience
 from node.rpc.channel import ConnectionLost, Purpose, classified, dial
-from node.run import Role
+from node.values.run import Role
 from support.clock import ManualClock
 from support.identity import MadeRun, make_run
 from support.rpc import METHODS, counted_refusal, every_service, invoke, refusal_of, serving

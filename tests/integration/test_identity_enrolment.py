@@ -22,10 +22,10 @@ from node.identity.certificates import new_key
 from node.identity.identity_store import Identity, load_identity
 from node.identity.peer import server_name
 from node.identity.revocation import RevocationList
-from node.limits import SIGNING_REQUEST_BYTES
 from node.rpc.calls.server import Audience
 from node.rpc.channel import Purpose, call, classified, dial, dial_as_stranger
-from node.run import Role
+from node.values.limits import SIGNING_REQUEST_BYTES
+from node.values.run import Role
 from support.clock import ManualClock
 from support.identity import MadeRun, make_run
 from support.refusals import cannot_start

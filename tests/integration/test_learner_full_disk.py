@@ -13,7 +13,7 @@ import torch
 
 from learner.journal.step_journal import FILE
 from learner.model.model import Policy
-from node import durable
+from node.system import durable
 from support.full_disk import full_disk
 from support.scripted_hub import scripted_hub
 from support.training_loop import RunningLearner, learner

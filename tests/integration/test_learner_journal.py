@@ -18,7 +18,7 @@ from learner.journal.step_journal import FILE
 from learner.masters.master_words import root_of
 from learner.model.model import Policy
 from node.errors import StartupError
-from node.policy import PolicyVersion
+from node.values.policy import PolicyVersion
 from support.gpu import DEVICE
 from support.groups import make_completion
 from support.scripted_hub import ScriptedHub, scripted_hub

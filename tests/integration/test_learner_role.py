@@ -32,7 +32,6 @@ from learner.ranks import launching
 from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient, Uplink
 from node.clients.rollout_client import SamplerRolloutClient
-from node.clock import SystemClock
 from node.commands.status.status_command import fetch_status
 from node.commands.status.status_view import render
 from node.coordinator import coordinator_role as coordinator_role
@@ -42,18 +41,19 @@ from node.coordinator.ledger.ledger_check import examine, reading
 from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.errors import StartupError
 from node.exit_code import ExitCode
-from node.operator_order import ROLLBACK, Order
 from node.page.samples_file import SamplesFile
-from node.policy import NO_BASE, PolicyVersion
 from node.process.daemon import StartStage, run_daemon
 from node.process.role_context import RoleContext
 from node.process.service import Service
-from node.rollout import Completion, PromptLease, RolloutGroup
 from node.rpc.channel import Backoff, Purpose, dial
-from node.run import Role
 from node.step_log_parts import log_lines
-from node.tokenizer import chat_template_digest, tokenizer_digest
-from node.verdict import Verdict
+from node.system.clock import SystemClock
+from node.text.tokenizer import chat_template_digest, tokenizer_digest
+from node.values.operator_order import ROLLBACK, Order
+from node.values.policy import NO_BASE, PolicyVersion
+from node.values.rollout import Completion, PromptLease, RolloutGroup
+from node.values.run import Role
+from node.values.verdict import Verdict
 from node.weights.assembly.held import HeldPolicy
 from node.weights.store.artifact_store import ArtifactStore
 from node.wire.rollouts import group_to_wire

@@ -27,10 +27,10 @@ from learner.training import group_intake, training_loop
 from learner.training.training_state import TrainingError
 from node.clients import rollout_drain
 from node.errors import StartupError
-from node.evaluation import EvaluationNotice
-from node.policy import PolicyVersion
-from node.rollout import Completion, EncodedGroup, RolloutGroup
-from node.verdict import Verdict
+from node.values.evaluation import EvaluationNotice
+from node.values.policy import PolicyVersion
+from node.values.rollout import Completion, EncodedGroup, RolloutGroup
+from node.values.verdict import Verdict
 from node.wire import rollouts
 from support.groups import SAMPLING, make_completion
 from support.scripted_hub import scripted_hub

@@ -8,7 +8,7 @@ import grpc.aio
 import pytest
 
 from node.errors import ConfigError
-from node.limits import LEASED_ROWS_BYTES
+from node.values.limits import LEASED_ROWS_BYTES
 from support.hub import RunningHub, running_hub
 from support.identity import MadeRun
 from support.refusals import misconfigured

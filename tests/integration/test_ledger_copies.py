@@ -35,8 +35,8 @@ from node.coordinator.work.slots.slot import (
     held_out_number,
 )
 from node.errors import Reason, StartupError
-from node.evaluation import Evaluation
-from node.run import StepRecord
+from node.values.evaluation import Evaluation
+from node.values.run import StepRecord
 from support.coordinator import NOW_S, Desk
 from support.ledgers import make_older, open_desk
 

@@ -13,12 +13,12 @@ from heterorl.v1 import common_pb2, rollout_pb2
 from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient, Uplink
 from node.clients.rollout_drain import RolloutDrain
-from node.clock import SystemClock
 from node.errors import Reason
-from node.policy import PolicyVersion
 from node.rpc.channel import Backoff, Purpose, dial
-from node.run import Role, StepRecord
+from node.system.clock import SystemClock
 from node.telemetry.metrics import NodeMetrics
+from node.values.policy import PolicyVersion
+from node.values.run import Role, StepRecord
 from support.clock import ManualClock
 from support.hub import LAYOUT, TOKENIZER, HandDrain, HandPeer, running_hub
 from support.identity import MadeRun

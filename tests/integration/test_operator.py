@@ -17,7 +17,7 @@ from node.identity.files import make_private_directory
 from node.identity.identity_store import Identity, load_identity
 from node.rpc.calls.auth import RULES
 from node.rpc.channel import Purpose, classified, dial
-from node.run import Role
+from node.values.run import Role
 from support.hub import RunningHub, running_hub
 from support.identity import MadeRun
 from support.rpc import METHODS, invoke, recheck_often, refusal_of

@@ -15,7 +15,7 @@ import pytest
 from node.commands.cli import main
 from node.coordinator.order_desk import SOCKET_NAME
 from node.errors import Reason
-from node.operator_order import PAUSE, REVOKE, Order
+from node.values.operator_order import PAUSE, REVOKE, Order
 from support.by_rpc import say
 from support.enrolled import let_in
 from support.hub import joined, running_hub

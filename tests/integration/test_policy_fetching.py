@@ -9,11 +9,11 @@ import pytest
 from bench.whole_versions import WholeVersion
 from deploy.demo.damaging_node import damage_first
 from heterorl.v1 import policy_pb2
-from node import limits
 from node.errors import Reason
 from node.identity.signatures import SigningKey
-from node.policy import ArtifactKey
 from node.rpc.channel import ConnectionLost
+from node.values import limits
+from node.values.policy import ArtifactKey
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.format.manifest import DamagedFrameError

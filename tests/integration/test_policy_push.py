@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from heterorl.v1 import policy_pb2
-from node import limits
 from node.identity.signatures import SigningKey
-from node.policy import ArtifactKey
+from node.values import limits
+from node.values.policy import ArtifactKey
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.transfer.fetcher import Fetcher

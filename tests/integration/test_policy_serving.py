@@ -7,11 +7,11 @@ import pytest
 
 from deploy.runs.run_directory import free_ports
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
-from node import limits
 from node.errors import Reason, RefusedError
-from node.policy import ArtifactKey
 from node.rpc.channel import Purpose, call, classified, dial
 from node.rpc.hub import Hub
+from node.values import limits
+from node.values.policy import ArtifactKey
 from node.weights.transfer.sources import dial_source, watch_versions
 from node.wire.mapping import to_wire
 from support.identity import MadeRun

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from node.errors import Reason, RefusedError
-from node.policy import ArtifactKey
+from node.values.policy import ArtifactKey
 from node.weights.assembly.held import HeldPolicy
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.artifact_uploader import ARTIFACTS_PER_ROUND

@@ -12,7 +12,7 @@ import pytest
 
 from bench.whole_versions import WholeVersion
 from heterorl.v1 import policy_pb2
-from node.policy import ArtifactKey
+from node.values.policy import ArtifactKey
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.transfer.sources import Sources

@@ -11,7 +11,7 @@ from node.errors import Reason, RefusedError
 from node.identity.identity_store import Identity
 from node.identity.revocation import COPY_NAME
 from node.rpc.channel import Purpose, call, dial
-from node.run import Role
+from node.values.run import Role
 from support.by_rpc import say
 from support.enrolled import let_in
 from support.hub import running_hub

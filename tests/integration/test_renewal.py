@@ -29,7 +29,7 @@ from node.identity.own_identity import OwnIdentity
 from node.identity.peer import Peer, server_name
 from node.rpc.channel import Backoff, Purpose, dial
 from node.rpc.hub import Hub
-from node.run import Role
+from node.values.run import Role
 from support.by_rpc import say
 from support.clock import ManualClock
 from support.hub import LAYOUT, TIMEOUT_S, TOKENIZER, HandPeer, members, running_hub

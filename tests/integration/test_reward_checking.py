@@ -14,10 +14,10 @@ from node.coordinator.reward_checking import RewardChecking, Verifier
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.checks.reward_checks import HELD_S, MOST_TRIES
 from node.errors import Reason, RefusedError
-from node.reward_finding import RewardCheck, RewardFinding
-from node.rollout import EncodedGroup
-from node.run import StepRecord
-from node.verdict import Verdict
+from node.values.reward_finding import RewardCheck, RewardFinding
+from node.values.rollout import EncodedGroup
+from node.values.run import StepRecord
+from node.values.verdict import Verdict
 from support.coordinator import BOUNDS
 from support.door import OpenDoor
 

@@ -13,11 +13,11 @@ import pytest
 from heterorl.v1 import membership_pb2, membership_pb2_grpc, policy_pb2, policy_pb2_grpc
 from node.enrolment.authority import AUTHORITY_LIFETIME_S
 from node.errors import Reason, RefusedError
-from node.limits import MESSAGE_BYTES
 from node.rpc.calls.auth import RULES, peer_of, service_of
 from node.rpc.calls.live_rpcs import RpcLimits
 from node.rpc.channel import ConnectionLost, Purpose, call, classified, dial
-from node.run import Role
+from node.values.limits import MESSAGE_BYTES
+from node.values.run import Role
 from support.clock import ManualClock
 from support.identity import MadeRun
 from support.refusals import refused

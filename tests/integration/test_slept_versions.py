@@ -17,7 +17,7 @@ import pytest
 from learner.config import LearnerConfig
 from learner.publishing.further_artifacts import FurtherArtifacts
 from learner.publishing.signer import Signer
-from node.policy import Announcement, Artifact, ArtifactKey
+from node.values.policy import Announcement, Artifact, ArtifactKey
 from node.weights.assembly.stored import StoredVersions
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.planning.cheapest_chain import PUBLIC_VERSION, plan_catch_up

@@ -14,11 +14,11 @@ from heterorl.v1 import common_pb2, rollout_pb2
 from node.clients import submission_stream
 from node.clients.submission_stream import SubmissionStream
 from node.errors import Reason, RefusedError
-from node.rollout import EncodedGroup
 from node.rpc.calls.auth import SUBMIT_ROLLOUTS
 from node.rpc.channel import ConnectionLost, Purpose, dial
 from node.rpc.hub import Hub as Hubs
-from node.verdict import Verdict
+from node.values.rollout import EncodedGroup
+from node.values.verdict import Verdict
 from support.identity import MadeRun
 from support.rpc import rpcs, serving
 from support.waiting import until

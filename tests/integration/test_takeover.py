@@ -18,7 +18,6 @@ from deploy.runs.run_directory import free_ports
 from heterorl.v1 import common_pb2
 from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient, Uplink
-from node.clock import SystemClock
 from node.coordinator import candidate
 from node.coordinator.candidate import Candidate
 from node.coordinator.config import CoordinatorConfig
@@ -27,11 +26,12 @@ from node.enrolment.enrolment_ledger import FILE_NAME as ENROLMENT_FILE
 from node.enrolment.enrolment_ledger import known_members
 from node.errors import DeposedError, Reason, RefusedError
 from node.exit_code import ExitCode, exit_code_of_failure
-from node.operator_order import REVOKE, Order
 from node.process.daemon import Phase
 from node.rpc.channel import REASON_KEY, Backoff, Purpose, dial
 from node.rpc.hub import Hub
-from node.run import Role
+from node.system.clock import SystemClock
+from node.values.operator_order import REVOKE, Order
+from node.values.run import Role
 from node.weights.transfer.sources import dial_source
 from support.groups import SAMPLING
 from support.hub import LAYOUT, TOKENIZER, HandPeer, answer_to, submission

@@ -7,9 +7,9 @@ import pytest
 
 from heterorl.v1 import common_pb2, membership_pb2, rollout_pb2
 from node.errors import Reason
-from node.limits import PROBE_S
-from node.operator_order import ROLLBACK, Order
-from node.run import Role
+from node.values.limits import PROBE_S
+from node.values.operator_order import ROLLBACK, Order
+from node.values.run import Role
 from support.by_rpc import (
     SPOOLED,
     acknowledged,

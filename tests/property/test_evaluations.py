@@ -22,11 +22,11 @@ from node.coordinator.work.decisions.decision import Decision
 from node.coordinator.work.decisions.findings import GroupFinding
 from node.coordinator.work.slots.slot import SlotKind, SlotState, group_id
 from node.coordinator.work.terms.run_terms import EvaluationSettings
-from node.evaluation import Evaluation
-from node.failure import FAULTS
-from node.reward_finding import RewardCheck, RewardFinding
-from node.rollout import LeasePurpose
-from node.verdict import Verdict
+from node.values.evaluation import Evaluation
+from node.values.failure import FAULTS
+from node.values.reward_finding import RewardCheck, RewardFinding
+from node.values.rollout import LeasePurpose
+from node.values.verdict import Verdict
 from support.coordinator import LEARNER, TTL_S, Desk, make_accounts
 from support.groups import SAMPLING, make_completion
 

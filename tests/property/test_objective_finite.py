@@ -13,7 +13,7 @@ from learner.objective.batch import ObjectiveBatch
 from learner.objective.menu import MENU
 from learner.objective.registry import Objective, load_objective
 from learner.step.step_loss import StepLoss
-from node.limits import REWARD
+from node.values.limits import REWARD
 
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "clip_low": [{"clip_low": 1.0, "clip_high": math.inf}, {"dual_clip": 3.0}],

@@ -27,8 +27,8 @@ from node.coordinator.work.slots.slot import (
 )
 from node.coordinator.work.slots.slot_grants import SUSPECTS_PER_GRANT
 from node.coordinator.work.slots.slot_table import SlotTable
-from node.failure import FAULTS, Failure
-from node.verdict import GroupVerdict, Verdict
+from node.values.failure import FAULTS, Failure
+from node.values.verdict import GroupVerdict, Verdict
 from support.coordinator import LEARNER, LEASE_MAX_S, RETRY_S, TTL_S, Desk, make_accounts
 
 SAMPLERS = st.sampled_from(["s1", "s2", "s3"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bench.whole_versions import WholeVersion
 from node.errors import Reason
-from node.policy import NO_BASE, Artifact
+from node.values.policy import NO_BASE, Artifact
 from node.weights.assembly.held import HeldPolicy
 from node.weights.assembly.merge import join_merged, merge_frame
 from node.weights.assembly.stored import StoredVersions

@@ -6,7 +6,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.policy import NO_BASE, Artifact, ArtifactKey
+from node.values.policy import NO_BASE, Artifact, ArtifactKey
 from node.weights.planning.cheapest_chain import (
     PUBLIC_VERSION,
     newest_reachable,

@@ -39,16 +39,16 @@ from node.coordinator.work.slots.slot import is_held_out
 from node.coordinator.work.terms.model_check import Learner, SamplerModel, StatedText
 from node.coordinator.work.terms.run_terms import NO_EVALUATION, EvaluationSettings, RunTerms, Work
 from node.errors import Reason, RefusedError
-from node.failure import FailedLease
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
-from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, BaseModel, PolicyVersion
-from node.rollout import EncodedGroup, GroupHeader, LeaseGrant, RolloutGroup
 from node.rpc.channel import ConnectionLost
-from node.run import Role
-from node.sampling_parameters import SamplingParameters
+from node.system.waits import side_by_side
 from node.telemetry.own_faults import OwnFaults
-from node.waits import side_by_side
+from node.values.failure import FailedLease
+from node.values.policy import NO_BASE, Announcement, Artifact, ArtifactKey, BaseModel, PolicyVersion
+from node.values.rollout import EncodedGroup, GroupHeader, LeaseGrant, RolloutGroup
+from node.values.run import Role
+from node.values.sampling_parameters import SamplingParameters
 from node.wire.rollouts import finding_from_wire
 from simulation.disks import DiedError, SimulatedDisk, SimulatedLedger
 from simulation.faults import Plan

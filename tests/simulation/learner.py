@@ -22,11 +22,11 @@ from node.coordinator.learner_stream import Quarantines
 from node.coordinator.work.decisions.step_history import Hello
 from node.coordinator.work.terms.model_check import Learner
 from node.errors import RefusedError
-from node.policy import PolicyVersion
-from node.rollout import EncodedGroup, RolloutGroup
 from node.rpc.channel import Backoff, ConnectionLost
-from node.run import Role, StepRecord
-from node.verdict import GroupVerdict, Verdict
+from node.values.policy import PolicyVersion
+from node.values.rollout import EncodedGroup, RolloutGroup
+from node.values.run import Role, StepRecord
+from node.values.verdict import GroupVerdict, Verdict
 from simulation.faults import Plan
 from simulation.hub import LAYOUT, RUN_ID, TOKENIZER, Hub, peer_of, root_of
 from simulation.network import Network, Stream, call

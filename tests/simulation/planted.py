@@ -23,7 +23,7 @@ from node.coordinator.work.samplers.sampler_standing import Standing
 from node.coordinator.work.samplers.standings import Standings
 from node.coordinator.work.slots.open_slots import OpenSlots
 from node.coordinator.work.slots.slot_table import Claim, SlotTable
-from node.run import StepRecord
+from node.values.run import StepRecord
 
 SEEDS = 200
 

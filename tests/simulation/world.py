@@ -23,8 +23,8 @@ from heterorl.v1 import rollout_pb2
 from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.coordinator.work.slots.slot import group_id
 from node.errors import RefusedError, StartupError
-from node.operator_order import EVERYBODY, PARDON, REVOKE, Order
-from node.rollout import LeaseGrant, RolloutGroup
+from node.values.operator_order import EVERYBODY, PARDON, REVOKE, Order
+from node.values.rollout import LeaseGrant, RolloutGroup
 from simulation.disks import DiedError, SimulatedDisk
 from simulation.faults import STRANGERS, Fault, K, Plan
 from simulation.hub import Hub, Shelf, draw_for

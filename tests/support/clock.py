@@ -2,7 +2,7 @@
 
 
 class ManualClock:
-    """Both clocks of ``node.clock.Clock``, moved together."""
+    """Both clocks of ``node.system.clock.Clock``, moved together."""
 
     def __init__(self, now: float = 1_800_000_000.0) -> None:
         self._now = now

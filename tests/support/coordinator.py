@@ -14,10 +14,10 @@ from node.coordinator.work.samplers.sampler_standing import Standing
 from node.coordinator.work.slots.slot import is_held_out, parse_group_id
 from node.coordinator.work.terms.model_check import Learner
 from node.coordinator.work.terms.run_terms import NO_EVALUATION, EvaluationSettings, RunTerms, Work
-from node.failure import FailedLease, Failure
-from node.policy import PolicyVersion
-from node.rollout import EncodedGroup, LeaseGrant, PromptLease, RolloutGroup
-from node.run import StepRecord
+from node.values.failure import FailedLease, Failure
+from node.values.policy import PolicyVersion
+from node.values.rollout import EncodedGroup, LeaseGrant, PromptLease, RolloutGroup
+from node.values.run import StepRecord
 from support.groups import SAMPLING, make_group
 
 NOW_S = 1_800_000_000.0

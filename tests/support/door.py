@@ -21,11 +21,11 @@ from node.coordinator.work.decisions.upkeep import Expired
 from node.coordinator.work.decisions.verdicts import Submission
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
-from node.policy import PolicyVersion
-from node.rollout import EncodedGroup, LeaseGrant
-from node.run import Role
 from node.telemetry.own_faults import OwnFaults
-from node.verdict import GroupVerdict, Verdict
+from node.values.policy import PolicyVersion
+from node.values.rollout import EncodedGroup, LeaseGrant
+from node.values.run import Role
+from node.values.verdict import GroupVerdict, Verdict
 from support.clock import ManualClock
 from support.coordinator import BOUNDS, LEARNER, make_accounts, make_answer
 

@@ -27,20 +27,20 @@ from heterorl.v1 import membership_pb2, policy_pb2, rollout_pb2
 from node.enrolment.authority import read_signing_request, signing_request
 from node.enrolment.tokens import Token, issue_token
 from node.errors import Reason, RefusedError
-from node.failure import FailedLease, Failure
 from node.identity.certificates import read_curve_key
 from node.identity.revocation import Revocations
-from node.peer_figures import MachineFigures, SamplerFigures
-from node.policy import Announcement, ArtifactKey
-from node.rollout import LeaseGrant
 from node.rpc.strangers.client_hello import server_name_in
-from node.run import PeerQuery, Role, RunSettings, RunStatus, StepRecord, StepReport, Teaching
-from node.verdict import GroupVerdict
+from node.values.failure import FailedLease, Failure
+from node.values.peer_figures import MachineFigures, SamplerFigures
+from node.values.policy import Announcement, ArtifactKey
+from node.values.rollout import LeaseGrant
+from node.values.run import PeerQuery, Role, RunSettings, RunStatus, StepRecord, StepReport, Teaching
+from node.values.verdict import GroupVerdict
+from node.values.well_formed import check_group
 from node.weights.assembly.apply import make_frame
 from node.weights.codec.frame_codec import decode_frame
 from node.weights.format.dtypes import DTYPES
 from node.weights.format.manifest import Codec, verify_signed
-from node.well_formed import check_group
 from node.wire.mapping import from_wire, optional_from_wire
 from node.wire.members import base_model_from_wire, check_owners
 from node.wire.rollouts import encoded_from_wire, group_from_wire, group_to_wire, submission_to_wire

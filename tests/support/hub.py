@@ -24,11 +24,11 @@ from node.coordinator.config import CoordinatorConfig
 from node.coordinator.coordinator_role import build
 from node.coordinator.coordinator_service import CoordinatorService
 from node.identity.identity_store import Identity
-from node.protocol import OURS
-from node.rollout import EncodedGroup, RolloutGroup
 from node.rpc.channel import REASON_KEY, Purpose, dial
-from node.run import Role
-from node.sampling_parameters import SamplingParameters
+from node.values.protocol import OURS
+from node.values.rollout import EncodedGroup, RolloutGroup
+from node.values.run import Role
+from node.values.sampling_parameters import SamplingParameters
 from node.wire.mapping import from_wire, role_to_wire
 from node.wire.rollouts import encoded_from_wire, group_from_wire, group_to_wire, submission_to_wire
 from support.clock import ManualClock

@@ -10,17 +10,17 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metr
 from prometheus_client.registry import Collector
 
 from learner.metrics import LearnerMetrics
-from node.clock import SystemClock
 from node.coordinator.fleet.membership import PeerState
 from node.coordinator.fleet.survey import MEASURES, FleetSurvey, Measured
 from node.coordinator.metrics import CoordinatorMetrics
-from node.evaluation import Evaluation, EvaluationStatus
 from node.identity.peer import Peer
-from node.peer_figures import FIGURES
 from node.relay.metrics import RelayMetrics
-from node.run import Role, SamplerStanding, StepReport, Teaching
+from node.system.clock import SystemClock
 from node.telemetry.metrics import NodeMetrics, create_registry
 from node.telemetry.transfer_metrics import TransferMetrics
+from node.values.evaluation import Evaluation, EvaluationStatus
+from node.values.peer_figures import FIGURES
+from node.values.run import Role, SamplerStanding, StepReport, Teaching
 from sampler.metrics import SamplerMetrics, VerifierMetrics
 
 SAMPLERS: Final = ("sampler-1", "sampler-2")

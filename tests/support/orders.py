@@ -5,8 +5,8 @@ from pathlib import Path
 
 from heterorl.v1 import orders_pb2, orders_pb2_grpc
 from node.coordinator.order_desk import SOCKET_NAME
-from node.operator_order import Order
 from node.rpc.local_socket import called, local_channel
+from node.values.operator_order import Order
 from node.wire.mapping import from_wire, to_wire
 from support.waiting import WITHIN_S
 

@@ -15,13 +15,13 @@ import grpc.aio
 from prometheus_client import CollectorRegistry
 
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
-from node.clock import SystemClock
 from node.identity.identity_store import Identity
-from node.policy import ArtifactKey
 from node.rpc.channel import Purpose, dial
 from node.serving.policy_servicer import PolicyServicer
+from node.system.clock import SystemClock
+from node.system.waits import side_by_side
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.waits import side_by_side
+from node.values.policy import ArtifactKey
 from node.weights.format.layout import Layout
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.bucket import Bucket

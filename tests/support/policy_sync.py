@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from node.clock import SystemClock
 from node.errors import Reason
-from node.policy import PolicyVersion
-from node.rollout import LeaseGrant
+from node.system.clock import SystemClock
 from node.telemetry.metrics import NodeMetrics
+from node.values.policy import PolicyVersion
+from node.values.rollout import LeaseGrant
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout

@@ -20,11 +20,11 @@ from learner.metrics import Instruments
 from learner.publishing.further_artifacts import FurtherArtifacts
 from learner.publishing.publisher import Publisher
 from learner.publishing.signer import Signer
-from node.clock import SystemClock
 from node.identity.signatures import SigningKey
-from node.policy import ArtifactKey, PolicyVersion
-from node.run import RunSettings
+from node.system.clock import SystemClock
 from node.telemetry.metrics import NodeMetrics
+from node.values.policy import ArtifactKey, PolicyVersion
+from node.values.run import RunSettings
 from node.weights.assembly.held import HeldPolicy
 from node.weights.assembly.stored import StoredVersions
 from node.weights.format.digests import Words

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from node.clock import SystemClock
 from node.config.settings import NodeConfig, NodeSection, TelemetrySection
 from node.identity.files import make_private_directory
 from node.identity.identity_store import Identity
@@ -18,8 +17,9 @@ from node.relay.config import RelayConfig
 from node.relay.relay_role import build
 from node.rpc.calls.server import RpcServer
 from node.rpc.channel import Purpose, dial
-from node.run import Role
+from node.system.clock import SystemClock
 from node.telemetry.metrics import NodeMetrics
+from node.values.run import Role
 from node.weights.transfer.sources import Source, dial_source
 from support.hub import HandPeer
 from support.identity import MadeRun

@@ -17,8 +17,8 @@ from node.coordinator.work.decisions import step_history, verdicts
 from node.coordinator.work.decisions.step_history import Hello
 from node.coordinator.work.slots.slot import group_id
 from node.errors import Reason, RefusedError
-from node.run import StepRecord
-from node.verdict import GroupVerdict, Verdict
+from node.values.run import StepRecord
+from node.values.verdict import GroupVerdict, Verdict
 from support.coordinator import BOUNDS, LEARNER, NOW_S
 from support.ledgers import LedgerDesk
 

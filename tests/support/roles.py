@@ -5,14 +5,14 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
-from node.clock import Clock, SystemClock
 from node.config.settings import NodeConfig, NodeSection, TelemetrySection
 from node.identity.identity_store import IDENTITY_DIRECTORY
 from node.identity.own_identity import OwnIdentity
 from node.process.role_context import RoleContext
-from node.run import Role
+from node.system.clock import Clock, SystemClock
 from node.telemetry.metrics import NodeMetrics
 from node.telemetry.transfer_metrics import TransferMetrics
+from node.values.run import Role
 from support.identity import MadeRun
 
 

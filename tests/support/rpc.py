@@ -14,7 +14,6 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor
 
 from heterorl.v1 import membership_pb2, model_pb2, policy_pb2, rollout_pb2
-from node.clock import Clock, SystemClock
 from node.errors import Reason, RefusedError
 from node.identity.identity_store import Identity
 from node.identity.revocation import RevocationList
@@ -22,6 +21,7 @@ from node.rpc.calls.live_rpcs import Admission, RpcLimits
 from node.rpc.calls.server import Audience, RpcServer, ServerLimits
 from node.rpc.channel import KEEPALIVE, ConnectionLost, Keepalive, classified
 from node.rpc.strangers.strangers_gate import GateLimits
+from node.system.clock import Clock, SystemClock
 from support.identity import MadeRun
 
 METHODS: dict[str, MethodDescriptor] = {

@@ -14,9 +14,9 @@ from heterorl.v1 import common_pb2
 from node.exit_code import ExitCode
 from node.process.daemon import StartStage, run_daemon
 from node.process.role_context import RoleContext, load_build
-from node.run import Role
-from node.text_rules import TextRules
-from node.tokenizer import tokenizer_digest
+from node.text.text_rules import TextRules
+from node.text.tokenizer import tokenizer_digest
+from node.values.run import Role
 from node.weights.assembly.held import HeldPolicy
 from sampler.config import SamplerConfig, VerifierConfig
 from sampler.engines.torch.torch_engine import TorchEngine

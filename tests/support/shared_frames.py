@@ -29,10 +29,10 @@ from learner.ranks.words.dealt_words import DealtWords
 from learner.ranks.words.frame_work import FrameWork
 from learner.ranks.words.sharded_words import ShardedWords
 from learner.sizing.mesh_sizes import MeshSizes
-from node import durable
 from node.errors import Reason, RefusedError
 from node.identity.signatures import SigningKey
-from node.policy import PolicyVersion
+from node.system import durable
+from node.values.policy import PolicyVersion
 from node.weights.assembly.encode import join
 from node.weights.assembly.merge import join_merged
 from node.weights.assembly.public_base import PublicBase

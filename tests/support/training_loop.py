@@ -26,14 +26,14 @@ from learner.training.order_taker import OrderTaker
 from learner.training.training_loop import TrainingLoop
 from learner.training.training_state import TrainingState
 from node.clients.rollout_drain import RolloutDrain
-from node.clock import SystemClock
-from node.evaluation import EvaluationNotice
 from node.identity.peer import Peer
-from node.policy import PolicyVersion
-from node.rollout import RolloutGroup
 from node.rpc.channel import Backoff, Purpose, dial
-from node.run import Role, RunSettings, StepReport
+from node.system.clock import SystemClock
 from node.telemetry.metrics import NodeMetrics
+from node.values.evaluation import EvaluationNotice
+from node.values.policy import PolicyVersion
+from node.values.rollout import RolloutGroup
+from node.values.run import Role, RunSettings, StepReport
 from node.weights.assembly.public_base import PublicBase
 from support.groups import SAMPLING, make_group
 from support.scripted_hub import ScriptedHub

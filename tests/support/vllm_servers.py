@@ -15,7 +15,7 @@ from typing import Any, Final
 import blake3
 
 from node.errors import StartupError
-from node.file_lock import FileLock
+from node.system.file_lock import FileLock
 from sampler.engines.words.frame_memory import DIRECTORY_VARIABLE
 
 START_LIMIT_S: Final = 280.0

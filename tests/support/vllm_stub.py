@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from node.text_rules import TextRules
+from node.text.text_rules import TextRules
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
 from sampler.engines.torch.torch_engine import TorchEngine

@@ -9,7 +9,7 @@ import numpy as np
 
 from bench.whole_versions import EncodedVersion, encode_version
 from node.identity.signatures import SigningKey
-from node.policy import ArtifactKey
+from node.values.policy import ArtifactKey
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from node.enrolment.tokens import issue_token
-from node.policy import ArtifactKey
-from node.run import Role
+from node.values.policy import ArtifactKey
+from node.values.run import Role
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.transfer.sources import Source, Sources, dial_source
 from support.fetching import fetch_version

@@ -12,7 +12,7 @@ from deploy.runs.run_directory import COORDINATOR, LEARNER, Ports, RunDirectory,
 from deploy.runs.run_session import RunSession
 from node.commands.cli import main
 from node.commands.status.status_command import fetch_status
-from node.protocol import OURS
+from node.values.protocol import OURS
 from support.tiny_model import make_tiny_model
 from support.waiting import eventually, until
 from upgrade.release import ROOT, install_release

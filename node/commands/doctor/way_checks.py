@@ -19,7 +19,6 @@ from typing import Final
 
 from heterorl.v1 import model_pb2, model_pb2_grpc
 from node.checks.check import Check, Finding, Grade, Needs
-from node.clock import moment
 from node.commands.doctor.connection_probe import TIMEOUT_S, connected, reason_of
 from node.commands.status.status_command import fetch_status
 from node.errors import Reason, RefusedError
@@ -31,7 +30,8 @@ from node.rpc.address import join_address, split_target, split_targets
 from node.rpc.channel import ConnectionLost, Purpose, classified, dial
 from node.rpc.clock_comparison import compare_clocks
 from node.rpc.proxy import OTHERS, Proxy, addresses_here, proxy_for, proxy_in
-from node.run import PeerQuery, Role
+from node.system.clock import moment
+from node.values.run import PeerQuery, Role
 
 _PROBE_BYTES: Final = 4 << 20
 _PROBE_S: Final = 10.0

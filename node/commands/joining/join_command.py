@@ -19,7 +19,6 @@ from typing import Final
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-from node import durable
 from node.commands.joining.joined_files import Place, check_other_run, model_dir_of, settings_of
 from node.commands.joining.systemd_unit import (
     CONFIG_DIRECTORY,
@@ -29,20 +28,21 @@ from node.commands.joining.systemd_unit import (
 )
 from node.commands.status.status_command import fetch_status
 from node.commands.terminal import name, target
-from node.device import AUTO, chosen_device
 from node.enrolment.enrolment_client import obtain_identity
 from node.enrolment.tokens import Token, how_to_get_a_token, write_token_file
 from node.errors import COMMAND_LINE, ConfigError, Reason, RefusedError, StartupError
-from node.extras import NeededPackage
 from node.identity.files import cannot_make, cannot_read, make_private_directory
 from node.identity.identity_store import IDENTITY_DIRECTORY, Identity
-from node.limits import TOKEN_BYTES
 from node.rpc.address import MEMBERS_PORT
 from node.rpc.channel import ConnectionLost
 from node.rpc.hub import Hub
-from node.run import PeerQuery, Role
-from node.verdict import Verdict
-from node.visible_text import visible
+from node.system import durable
+from node.system.device import AUTO, chosen_device
+from node.system.extras import NeededPackage
+from node.text.visible_text import visible
+from node.values.limits import TOKEN_BYTES
+from node.values.run import PeerQuery, Role
+from node.values.verdict import Verdict
 from node.weights.transfer.model_download import Progress as Show
 from node.weights.transfer.model_download import download_model
 

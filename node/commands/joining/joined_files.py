@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from node.config.setting_sources import Setting, read_flags, value_of_text
-from node.device import AUTO
 from node.errors import StartupError
 from node.identity.run_description import FILE_NAME as RUN_FILE
 from node.identity.run_description import RunDescription
-from node.run import Role
+from node.system.device import AUTO
+from node.values.run import Role
 
 _RELAY_LISTEN: Final = "0.0.0.0:7710"
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from node import durable
 from node.errors import StartupError
-from node.run import Role
+from node.system import durable
+from node.values.run import Role
 
 STATE_DIRECTORY: Final = Path("/var/lib/heterorl-node")
 CONFIG_DIRECTORY: Final = Path("/etc/heterorl-node")

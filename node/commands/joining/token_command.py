@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 from typing import Final
 
-from node.clock import moment
 from node.commands.terminal import console, name, table, target
 from node.enrolment.authority import Authority
 from node.enrolment.enrolment_ledger import FILE_NAME as LEDGER_FILE
@@ -31,7 +30,8 @@ from node.identity.certificates import is_same_certificate
 from node.identity.run_description import FILE_NAME as RUN_FILE
 from node.identity.run_description import RunDescription
 from node.rpc.address import ENROLMENT_PORT, MEMBERS_PORT, join_address, split_target
-from node.run import Role
+from node.system.clock import moment
+from node.values.run import Role
 
 EXAMPLE: Final = """\
   one sampler, which `heterorl-node join TOKEN` starts on its machine:

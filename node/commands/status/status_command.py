@@ -18,7 +18,6 @@ from typing import Final
 from rich.live import Live
 
 from heterorl.v1 import membership_pb2, membership_pb2_grpc
-from node.clock import Clock, SystemClock
 from node.commands.status.status_view import render
 from node.commands.terminal import console, target
 from node.errors import Reason, RefusedError
@@ -30,7 +29,9 @@ from node.identity.run_description import FILE_NAME, RunDescription
 from node.rpc.address import ENROLMENT_PORT, MEMBERS_PORT, split_targets
 from node.rpc.channel import ConnectionLost, Purpose, call, dial
 from node.rpc.clock_comparison import compare_clocks
-from node.run import (
+from node.system.clock import Clock, SystemClock
+from node.text.visible_text import visible
+from node.values.run import (
     MEMBER_ROLES,
     MOST_PEERS_A_PAGE,
     PEER_ORDERS,
@@ -41,7 +42,6 @@ from node.run import (
     RunStatus,
     SamplerStanding,
 )
-from node.visible_text import visible
 from node.wire.mapping import from_wire, known, optional_to_wire
 
 TIMEOUT_S: Final = 10.0

@@ -6,13 +6,13 @@ import json
 from functools import partial
 from typing import Final
 
-from node.clock import Clock, SystemClock
 from node.commands.status.status_command import add_connection, ask, fetch_status
 from node.commands.terminal import printable
 from node.identity.identity_store import Identity
 from node.identity.peer import Peer
-from node.run import PeerQuery, RunStatus
-from node.wording import duration
+from node.system.clock import Clock, SystemClock
+from node.text.wording import duration
+from node.values.run import PeerQuery, RunStatus
 
 EXAMPLE: Final = """\
   heterorl-node why-stalled --state-dir runs/first --coordinator 127.0.0.1:7700

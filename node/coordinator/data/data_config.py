@@ -6,7 +6,7 @@ from typing import NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from node.coordinator.data.data_files import matching
-from node.extras import NeededPackage
+from node.system.extras import NeededPackage
 
 
 class DataSource(NamedTuple):

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, Final
 
 from node.coordinator.data.row_json import raw_json, read_json
-from node.limits import ROW_BYTES
 from node.questions.json_values import kind_of_value
+from node.values.limits import ROW_BYTES
 
 _MAGIC_BYTES: Final = 64
 

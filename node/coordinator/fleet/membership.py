@@ -20,7 +20,7 @@ from typing import Final
 
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
-from node.run import Role
+from node.values.run import Role
 
 GONE_AFTER_S: Final = 3600.0
 """Silence after which a peer counts as having left: longer than any cut or reboot worth waiting for."""

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from node.coordinator.work.terms.model_check import Learner, SamplerModel, VerifierModel
-from node.peer_figures import MachineFigures, SamplerFigures
-from node.policy import PolicyVersion
-from node.protocol import OURS, Spoken
-from node.run import StepReport, Teaching
-from node.verdict import GroupVerdict
+from node.values.peer_figures import MachineFigures, SamplerFigures
+from node.values.policy import PolicyVersion
+from node.values.protocol import OURS, Spoken
+from node.values.run import StepReport, Teaching
+from node.values.verdict import GroupVerdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from node.coordinator.fleet.membership import PeerState
 from node.identity.peer import Peer
-from node.peer_figures import FIGURES, Worst
-from node.protocol import OURS, Spoken
-from node.run import PeerCount, Role, SamplerStanding, Unusual
+from node.values.peer_figures import FIGURES, Worst
+from node.values.protocol import OURS, Spoken
+from node.values.run import PeerCount, Role, SamplerStanding, Unusual
 
 Values: TypeAlias = npt.NDArray[np.float64]
 
@@ -60,7 +60,7 @@ class Measured:
     silence_s: float
     clock_offset_s: float
     figures: Mapping[str, float] = field(default_factory=dict)
-    """Numbers that it reports, by name; see ``node.peer_figures``."""
+    """Numbers that it reports, by name; see ``node.values.peer_figures``."""
 
 
 MEASURES: Final = ("version_lag_versions", "lag_s", "silence_s", "clock_offset_s")

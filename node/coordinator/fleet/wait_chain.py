@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from node.run import Headline, Wait
-from node.wording import counted
+from node.text.wording import counted
+from node.values.run import Headline, Wait
 
 WAITS_SHOWN: Final = 3
 """Kinds of waits of samplers in a chain, those of most samplers first."""

@@ -8,7 +8,7 @@ from typing import Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from node import durable
+from node.system import durable
 
 FILE_NAME: Final = "backups.json"
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from node.coordinator.work.balance import FACTS
-from node.fact import Fact
+from node.values.fact import Fact
 
 
 @dataclass(frozen=True, slots=True)

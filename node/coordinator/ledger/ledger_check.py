@@ -26,8 +26,8 @@ from node.coordinator.work.slots.slot import SlotKind, held_out_number
 from node.coordinator.work.slots.slot_generations import Generation, Generations
 from node.coordinator.work.terms.run_data import NO_DATA, DataSeen
 from node.errors import StartupError
-from node.evaluation import Evaluation
-from node.fact import MalformedFactError, OneFact
+from node.values.evaluation import Evaluation
+from node.values.fact import MalformedFactError, OneFact
 
 _SHOWN: Final = 5
 """Problems reported of each kind; the rest are alike."""

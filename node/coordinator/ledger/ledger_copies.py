@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from node import durable
 from node.coordinator.ledger.ledger_check import LedgerReport, examine, next_slot_of, no_ledger, reading
 from node.coordinator.ledger.ledger_file import accept_loss, lock_ledger
 from node.coordinator.ledger.ledger_schema import begin_generation
 from node.coordinator.work.slots.slot_generations import Generation
 from node.errors import StartupError
+from node.system import durable
 
 SLOTS_PER_SECOND: Final = 1_000_000
 """A generation begins at the Unix time times this. No run leases as many a second, so a later generation

@@ -19,13 +19,13 @@ from typing import Any
 
 import psycopg
 
-from node import durable
 from node.coordinator.ledger.leadership import Leadership
 from node.coordinator.ledger.ledger_check import LedgerReport, examine, reading
 from node.coordinator.ledger.ledger_copies import Restored, begin_generation_of, stage, verified
 from node.coordinator.ledger.ledger_postgresql import check_epoch, connect, marked
 from node.coordinator.ledger.ledger_schema import columns_of, insertion, owner_of, prepare, tables, upgrade
 from node.errors import DeposedError, StartupError
+from node.system import durable
 
 _ROWS_AT_ONCE = 1000
 

@@ -11,11 +11,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
-from node import durable
 from node.coordinator.ledger.fact_rows import KINDS
 from node.coordinator.ledger.ledger_check import facts_in, reading
 from node.coordinator.ledger.ledger_schema import OPEN_STATES
 from node.coordinator.work.slots.slot import HELD_OUT_FROM, HELD_OUT_PLACES
+from node.system import durable
 
 _QUERIES: Final[Mapping[str, str]] = {
     "slots": "SELECT number, kind, prompt_index, state, granted, winner FROM slots ORDER BY number",

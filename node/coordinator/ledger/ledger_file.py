@@ -14,16 +14,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, Self
 
-from node import durable
 from node.coordinator.ledger.ledger_rows import LedgerRows, damaged
 from node.coordinator.ledger.ledger_schema import prepare
 from node.coordinator.work.balance import Balance, Transaction
 from node.coordinator.work.slots.slot_generations import Generation
 from node.errors import Reason, RefusedError, StartupError
-from node.fact import MalformedFactError
-from node.file_lock import FileLock
 from node.identity.files import write_secret
-from node.rollout import EncodedGroup
+from node.system import durable
+from node.system.file_lock import FileLock
+from node.values.fact import MalformedFactError
+from node.values.rollout import EncodedGroup
 
 FILE_NAME: Final = "ledger.sqlite"
 

@@ -39,10 +39,10 @@ from node.coordinator.work.slots.slot import (
 from node.coordinator.work.slots.slot_generations import Generation
 from node.coordinator.work.version_log import VERSIONS_REMEMBERED, Announced
 from node.errors import Reason, RefusedError
-from node.fact import Fact, Gone, MalformedFactError
-from node.failure import Failure
-from node.rollout import EncodedGroup
-from node.run import StepRecord
+from node.values.fact import Fact, Gone, MalformedFactError
+from node.values.failure import Failure
+from node.values.rollout import EncodedGroup
+from node.values.run import StepRecord
 
 
 class LedgerEngine(Protocol):

@@ -2,7 +2,7 @@
 
 slots       what became of each intended use of a prompt       steps      what each version was trained on
 groups      bytes of the groups that wait, or are checked      versions   which were announced
-facts       everything else that is durable, by kind and key: see ``node.fact``
+facts       everything else that is durable, by kind and key: see ``node.values.fact``
 """
 
 import enum

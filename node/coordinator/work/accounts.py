@@ -43,10 +43,10 @@ from node.coordinator.work.terms.model_check import Learner
 from node.coordinator.work.terms.run_data import NO_DATA, DataSeen
 from node.coordinator.work.terms.run_terms import RunGrader, RunTerms
 from node.coordinator.work.version_log import VersionLog
-from node.evaluation import Evaluation
-from node.fact import Newest
-from node.failure import BadPrompt
-from node.operator_order import Order
+from node.values.evaluation import Evaluation
+from node.values.fact import Newest
+from node.values.failure import BadPrompt
+from node.values.operator_order import Order
 
 
 class Accounts:

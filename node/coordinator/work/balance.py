@@ -16,12 +16,12 @@ from node.coordinator.work.terms.group_check import NotedOptions
 from node.coordinator.work.terms.model_check import Learner
 from node.coordinator.work.terms.run_data import NO_DATA, DataSeen
 from node.coordinator.work.version_log import Announced
-from node.evaluation import Evaluation
-from node.fact import Fact, Gone, OneFact
-from node.failure import BadPrompt
-from node.operator_order import Order
-from node.rollout import EncodedGroup
-from node.run import StepRecord
+from node.values.evaluation import Evaluation
+from node.values.fact import Fact, Gone, OneFact
+from node.values.failure import BadPrompt
+from node.values.operator_order import Order
+from node.values.rollout import EncodedGroup
+from node.values.run import StepRecord
 
 FACTS: Final[tuple[type[Fact], ...]] = (
     Learner,

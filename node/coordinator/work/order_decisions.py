@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from node.coordinator.work.orders import Orders
 from node.coordinator.work.verbs import VERBS, Repeated, Takes, Verb
 from node.errors import Reason, RefusedError
-from node.operator_order import Order, OrderAnswer
+from node.values.operator_order import Order, OrderAnswer
 
 if TYPE_CHECKING:
     from node.coordinator.work.accounts import Accounts

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from node.fact import Gone
-from node.operator_order import DRAIN, MOVE, PAUSE, REVOKE, ROLLBACK, SET, Order, OrderAnswer
+from node.values.fact import Gone
+from node.values.operator_order import DRAIN, MOVE, PAUSE, REVOKE, ROLLBACK, SET, Order, OrderAnswer
 
 FOR_LEARNER: Final = frozenset({SET, ROLLBACK})
 """Verbs whose orders the learner is sent, and answers."""

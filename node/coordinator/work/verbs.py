@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from node.coordinator.work.orders import FOR_LEARNER
-from node.operator_order import (
+from node.values.operator_order import (
     DRAIN,
     EVERYBODY,
     MOVE,

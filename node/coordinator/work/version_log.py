@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from node.policy import NO_BASE, PolicyVersion
+from node.values.policy import NO_BASE, PolicyVersion
 
 VERSIONS_REMEMBERED: Final = 4096
 """The newest of those announced: as far as the largest staleness bound reaches back."""

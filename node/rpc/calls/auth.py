@@ -16,7 +16,7 @@ from heterorl.v1 import common_pb2
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.rpc.calls.call_rates import Rate
-from node.run import MEMBER_ROLES, Role
+from node.values.run import MEMBER_ROLES, Role
 
 USER_AGENT_PREFIX: Final = "heterorl-peer="
 _USER_AGENT: Final = re.compile(USER_AGENT_PREFIX + r"(\S{1,300})(?:\s|$)")

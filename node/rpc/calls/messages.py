@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 from node.errors import Reason, RefusedError
-from node.limits import MESSAGE_BYTES, ROLLOUT_MESSAGE_BYTES
 from node.rpc.calls.auth import SUBMIT_ROLLOUTS, service_of
+from node.values.limits import MESSAGE_BYTES, ROLLOUT_MESSAGE_BYTES
 
 FIRST_MESSAGE_S: Final = 15.0
 """Longest wait for the first byte of a call's first message, after its headers."""

@@ -19,7 +19,6 @@ import grpc.aio
 from node.errors import StartupError
 from node.identity.identity_store import Identity
 from node.identity.own_identity import OwnIdentity
-from node.limits import MESSAGE_BYTES, ROLLOUT_MESSAGE_BYTES
 from node.rpc.address import is_loopback, join_address, split_address
 from node.rpc.calls.interceptor import RpcInterceptor
 from node.rpc.calls.live_rpcs import Admission, RpcLimits
@@ -27,7 +26,8 @@ from node.rpc.channel import KEEPALIVE, Keepalive
 from node.rpc.strangers.connection_guard import ConnectionGuard
 from node.rpc.strangers.private_socket import PrivateSocket, private_socket
 from node.rpc.strangers.strangers_gate import GateLimits, StrangersGate
-from node.waits import wait_at_most
+from node.system.waits import wait_at_most
+from node.values.limits import MESSAGE_BYTES, ROLLOUT_MESSAGE_BYTES
 
 logger = logging.getLogger(__name__)
 

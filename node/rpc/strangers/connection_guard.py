@@ -25,12 +25,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
-from node import descriptors
 from node.errors import CountRefusal, Reason
 from node.identity.peer import Peer
 from node.rpc.strangers.places import origin
-from node.run import Role
-from node.waits import wait_at_most
+from node.system import descriptors
+from node.system.waits import wait_at_most
+from node.values.run import Role
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 from node.errors import CountRefusal, Reason, RefusedError
 from node.rpc.address import join_address, listening_socket
 from node.rpc.strangers.places import NoPlaceError, Places, origin
-from node.waits import put_away
+from node.system.waits import put_away
 
 logger = logging.getLogger(__name__)
 

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from node import descriptors
 from node.errors import CountRefusal, Reason
 from node.rpc.strangers.entrance import Entrance
 from node.rpc.strangers.exchange import CHUNK_BYTES
 from node.rpc.strangers.places import PlaceLimits, Places
 from node.rpc.strangers.private_socket import PrivateSocket
-from node.waits import put_away
+from node.system import descriptors
+from node.system.waits import put_away
 
 SERVICE: Final = "EnrolmentService"
 

@@ -15,7 +15,7 @@ from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
 
 from node.errors import Reason, RefusedError
-from node.policy import NO_BASE, ROOT_BYTES, PolicyVersion
+from node.values.policy import NO_BASE, ROOT_BYTES, PolicyVersion
 from node.weights.codec.frame_codec import encode_frame
 from node.weights.format.digests import Words, payload_digest, version_root, words_check
 from node.weights.format.layout import Layout

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from node.policy import PolicyVersion
+from node.values.policy import PolicyVersion
 from node.weights.format.digests import Words, version_root, words_digest
 from node.weights.format.layout import Layout
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from node.errors import Reason, RefusedError
-from node.policy import PolicyVersion
+from node.values.policy import PolicyVersion
 from node.weights.assembly.encode import CodedFrame, code_frame, join
 from node.weights.format.digests import Words, version_root, words_digest
 from node.weights.format.layout import Layout

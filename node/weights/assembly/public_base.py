@@ -13,9 +13,9 @@ from typing import Final
 
 import numpy as np
 
-from node import durable
 from node.errors import StartupError
-from node.policy import BaseModel, PolicyVersion
+from node.system import durable
+from node.values.policy import BaseModel, PolicyVersion
 from node.weights.format.digests import Words, words_digest
 from node.weights.format.layout import Layout
 from node.weights.planning.cheapest_chain import PUBLIC_VERSION

@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from node.policy import ROOT_BYTES
+from node.values.policy import ROOT_BYTES
 
 Words = NDArray[np.uint16]
 """The bits of tensors, 16 at a time; little-endian, as every machine this runs on."""

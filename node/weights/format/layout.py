@@ -22,9 +22,9 @@ from typing import Final
 
 import blake3
 
-from node import limits
 from node.errors import Reason, RefusedError
-from node.policy import BASE_PART_BYTES, BASE_PARTS, BaseModel
+from node.values import limits
+from node.values.policy import BASE_PART_BYTES, BASE_PARTS, BaseModel
 from node.weights.format.digests import LAYOUT_DIGEST_BYTES, version_root
 from node.weights.format.dtypes import BFLOAT16, DTYPES, Dtype
 

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
-from node import limits
 from node.errors import Reason, RefusedError
 from node.identity.signatures import SigningKey, verify
-from node.policy import NO_BASE, ROOT_BYTES, Artifact, ArtifactKey, PolicyVersion
+from node.values import limits
+from node.values.policy import NO_BASE, ROOT_BYTES, Artifact, ArtifactKey, PolicyVersion
 from node.weights.format.digests import payload_digest, words_check
 from node.weights.format.layout import Layout
 

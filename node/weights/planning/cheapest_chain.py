@@ -8,7 +8,7 @@ in the order of the version they make yields the shortest path.
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from node.policy import NO_BASE, Artifact, ArtifactKey
+from node.values.policy import NO_BASE, Artifact, ArtifactKey
 
 PUBLIC_VERSION: Final = 0
 """The base model, which every peer has on disk. A peer without weights starts here or at NO_BASE."""

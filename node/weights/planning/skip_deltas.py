@@ -14,7 +14,7 @@ published after a multiple to the first after the next.
 from collections.abc import Iterable
 from typing import Final
 
-from node.policy import Artifact, ArtifactKey
+from node.values.policy import Artifact, ArtifactKey
 from node.weights.planning.cheapest_chain import PUBLIC_VERSION, plan_fresh
 
 FIRST_LEVEL: Final = 2

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from node import durable, limits
 from node.errors import Reason, RefusedError
-from node.policy import Artifact, ArtifactKey
+from node.system import durable
+from node.values import limits
+from node.values.policy import Artifact, ArtifactKey
 from node.weights.format.manifest import Manifest
 from node.weights.store.artifact_files import ArtifactFiles, Draft, directory_name
 

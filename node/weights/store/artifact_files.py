@@ -18,9 +18,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from node import durable
 from node.errors import Reason, RefusedError
-from node.policy import ArtifactKey
+from node.system import durable
+from node.values.policy import ArtifactKey
 from node.weights.format.manifest import Manifest, verify_signed
 
 logger = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from node.errors import Reason, RefusedError, StartupError
-from node.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
+from node.values.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.weights.format.manifest import Manifest, verify_signed
 from node.weights.planning.cheapest_chain import newest_reachable
 from node.weights.store.artifact_directories import ArtifactDirectories

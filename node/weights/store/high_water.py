@@ -16,10 +16,10 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from node import durable
 from node.errors import Reason, RefusedError
-from node.policy import PolicyVersion
-from node.sealed import sealed, unsealed
+from node.system import durable
+from node.system.sealed import sealed, unsealed
+from node.values.policy import PolicyVersion
 from node.weights.format.manifest import Manifest
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Set
 
 from node.errors import Reason, RefusedError
-from node.policy import Artifact, ArtifactKey
+from node.values.policy import Artifact, ArtifactKey
 from node.weights.format.manifest import Manifest
 from node.weights.planning.cheapest_chain import PUBLIC_VERSION, plan_fresh, start_of
 from node.weights.store.high_water import HighWater

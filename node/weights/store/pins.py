@@ -11,9 +11,9 @@ import logging
 from collections.abc import Iterable, Set
 from pathlib import Path
 
-from node import durable
-from node.policy import Artifact, ArtifactKey
-from node.sealed import sealed, unsealed
+from node.system import durable
+from node.system.sealed import sealed, unsealed
+from node.values.policy import Artifact, ArtifactKey
 from node.weights.planning.cheapest_chain import plan_fresh
 
 logger = logging.getLogger(__name__)

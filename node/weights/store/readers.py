@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
-from node.policy import ArtifactKey
+from node.values.policy import ArtifactKey
 
 LINGER_S: Final = 60.0
 """How long an artifact that was asked for stays: twice the longest round trip worth supporting."""

@@ -17,12 +17,12 @@ from typing import ClassVar, Final
 import grpc.aio
 
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
-from node import limits
 from node.errors import Reason, Recovery, RefusedError
-from node.policy import Announcement, Artifact, ArtifactKey
 from node.rpc.channel import Backoff, ConnectionLost, call, classified
+from node.system.waits import side_by_side
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.waits import side_by_side
+from node.values import limits
+from node.values.policy import Announcement, Artifact, ArtifactKey
 from node.weights.planning.cheapest_chain import plan_upload
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.store.offers import takeable

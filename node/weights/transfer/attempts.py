@@ -4,8 +4,8 @@ import logging
 from collections.abc import Callable
 
 from node.errors import Reason, Recovery, RefusedError
-from node.policy import ArtifactKey
 from node.rpc.channel import Backoff, ConnectionLost
+from node.values.policy import ArtifactKey
 from node.weights.transfer.ranges import LyingSourceError
 from node.weights.transfer.source_turns import Fault
 from node.weights.transfer.sources import Sources

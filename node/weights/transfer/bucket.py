@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from node import limits
 from node.errors import HeteroRLError, StartupError
-from node.policy import NO_BASE, ArtifactKey
+from node.values import limits
+from node.values.policy import NO_BASE, ArtifactKey
 from node.weights.format.manifest import SIGNATURE_BYTES, Manifest
 
 if TYPE_CHECKING:

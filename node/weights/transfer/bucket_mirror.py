@@ -21,12 +21,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from node import limits
 from node.errors import Reason, RefusedError
-from node.policy import Announcement, Artifact, ArtifactKey
 from node.rpc.channel import Backoff
+from node.system.waits import run_until, side_by_side, wait_at_most
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.waits import run_until, side_by_side, wait_at_most
+from node.values import limits
+from node.values.policy import Announcement, Artifact, ArtifactKey
 from node.weights.format.manifest import Manifest
 from node.weights.store.artifact_store import ArtifactStore, Listener, among
 from node.weights.transfer.bucket import Bucket, BucketError, object_name

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
 from node.errors import RefusedError
-from node.policy import ArtifactKey
 from node.rpc.channel import ConnectionLost, call
 from node.rpc.proxy import follows_proxy
 from node.telemetry.transfer_metrics import TransferMetrics
+from node.values.policy import ArtifactKey
 from node.weights.format.manifest import Manifest
 from node.weights.transfer.payload_order import fetch_order
 from node.weights.transfer.ranges import LyingSourceError

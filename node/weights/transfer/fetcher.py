@@ -18,10 +18,10 @@ from typing import Final, Protocol, TypeVar
 
 from heterorl.v1 import policy_pb2
 from node.errors import Reason, RefusedError
-from node.policy import Artifact, ArtifactKey
 from node.rpc.channel import Backoff, ConnectionLost, call
+from node.system.waits import side_by_side
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.waits import side_by_side
+from node.values.policy import Artifact, ArtifactKey
 from node.weights.assembly.apply import WrongBaseError
 from node.weights.format.manifest import Manifest, verify_signed
 from node.weights.planning.link_time import Link

@@ -17,9 +17,9 @@ from typing import Any, Final, TypeAlias
 
 import grpc.aio
 
-from node import limits
-from node.policy import ArtifactKey
 from node.rpc.channel import ConnectionLost
+from node.values import limits
+from node.values.policy import ArtifactKey
 from node.weights.format.manifest import Manifest
 
 _SMALL_BYTES: Final = 4096

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from node.limits import ARTIFACTS_PER_ANNOUNCEMENT
-from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey
+from node.values.limits import ARTIFACTS_PER_ANNOUNCEMENT
+from node.values.policy import NO_BASE, Announcement, Artifact, ArtifactKey
 from node.weights.format.manifest import Manifest
 from node.weights.planning.cheapest_chain import newest_reachable, plan_fresh
 

@@ -14,16 +14,16 @@ from typing import Any, Final, TypeAlias
 import grpc.aio
 
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
-from node import limits
-from node.clock import Clock
 from node.errors import RefusedError
-from node.policy import Announcement, ArtifactKey
 from node.rpc.address import is_loopback, split_target, split_targets
 from node.rpc.channel import Backoff, Caller, ConnectionLost, Purpose, classified, dial
 from node.rpc.hub import Hub
-from node.run import Role
+from node.system.clock import Clock
+from node.system.waits import wait_at_most
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.waits import wait_at_most
+from node.values import limits
+from node.values.policy import Announcement, ArtifactKey
+from node.values.run import Role
 from node.weights.format.manifest import Manifest
 from node.weights.transfer.bucket_reader import CONNECTIONS as BUCKET_CONNECTIONS
 from node.weights.transfer.bucket_reader import BucketReader

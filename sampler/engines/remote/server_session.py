@@ -20,10 +20,10 @@ from typing import Any, Final
 import numpy as np
 
 from node.errors import StartupError
-from node.file_lock import FileLock
-from node.rollout import Completion
-from node.sampling_parameters import SamplingParameters
-from node.text_rules import differing_rules
+from node.system.file_lock import FileLock
+from node.text.text_rules import differing_rules
+from node.values.rollout import Completion
+from node.values.sampling_parameters import SamplingParameters
 from node.weights.format.layout import Layout
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.engine_options import RemoteOptions

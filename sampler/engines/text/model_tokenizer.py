@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 
 from node.errors import Reason, RefusedError
 from node.kinds.registry import kind_of
-from node.text_rules import TextRules
-from node.tokenizer import chat_template_file, tokenizer_digest
+from node.text.text_rules import TextRules
+from node.text.tokenizer import chat_template_file, tokenizer_digest
 from sampler.engines.engine import Decoder
 from sampler.engines.text.chat_template import ChatTemplate
 from sampler.engines.text.template_process import TemplateProcess
@@ -34,7 +34,7 @@ class ModelTokenizer:
     """Texts to tokens and back; for any thread.
 
     Attributes:
-        digest: See ``node.tokenizer``.
+        digest: See ``node.text.tokenizer``.
         rules: All that texts and tokens are made by.
         end_ids: The tokens that end a completion: all that generation_config.json, config.json, the tokenizer
             and the chat template name, since each of them may be what the model was trained to end with.

@@ -24,7 +24,7 @@ from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.sample.sampler import Sampler
 
 from node.errors import StartupError
-from node.text_rules import TextRules
+from node.text.text_rules import TextRules
 from sampler.engines.vllm.live_parameters import LiveParameters, keep_packed_words, live_parameters
 from sampler.engines.vllm.model_directory import DeclaredTensors
 from sampler.engines.vllm.shared_names import note_queues, remove_meeting, remove_queue_names

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from node.limits import FRAME_WORDS
+from node.values.limits import FRAME_WORDS
 
 DIRECTORY_VARIABLE: Final = "HETERORL_WEIGHTS_DIR"
 """Names the weights directory to vLLM's workers, which open nothing elsewhere."""

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from node.policy import PolicyVersion
+from node.values.policy import PolicyVersion
 from node.weights.format.digests import Words, version_root, words_digest
 from node.weights.format.layout import FrameSpan, Layout
 

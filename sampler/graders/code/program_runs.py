@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final
 
 from node.grading.completion import GraderOutageError, Outage
-from node.waits import drop
+from node.system.waits import drop
 from sampler.graders.code.assertions import Assertions, assertions
 from sampler.graders.code.code_options import CodeOptions
 from sampler.graders.code.inside.shared import BEGUN

@@ -25,7 +25,7 @@ from typing import Any, Final
 import httpx
 
 from node.grading.completion import GraderOutageError, Outage
-from node.waits import side_by_side
+from node.system.waits import side_by_side
 from sampler.graders.judge.judge_endpoint import JudgeEndpoint
 from sampler.graders.judge.judge_options import JUDGE_FIELD, JudgeOptions
 

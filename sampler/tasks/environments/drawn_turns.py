@@ -14,7 +14,7 @@ from verifiers.types import AssistantMessage, Response, ResponseMessage, ToolCal
 from verifiers.utils.message_utils import normalize_messages
 
 from node.grading.completion import Message
-from node.waits import drop
+from node.system.waits import drop
 
 _TOOL_CALL: Final = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 """How Qwen's and Hermes' chat templates have the model call a tool."""

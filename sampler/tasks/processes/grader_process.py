@@ -20,8 +20,8 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from node.system.waits import put_away
 from node.telemetry.printed_lines import PrintedLines
-from node.waits import put_away
 from sampler.process_tree import kill_tree
 from sampler.tasks.processes.grader_requests import (
     Request,

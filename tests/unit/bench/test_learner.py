@@ -10,7 +10,7 @@ from bench.learner import QUICK_SHAPES, compare
 from bench.learner_memory import LOGPROBS, logprob_peak
 from bench.learner_report import report, write_report
 from bench.learner_steps import gradient_of, make_groups, make_model, padded_ids, step_makers
-from node.well_formed import check_group
+from node.values.well_formed import check_group
 
 SHAPE = QUICK_SHAPES[0]
 

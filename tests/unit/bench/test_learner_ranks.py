@@ -8,8 +8,8 @@ from bench.learner_ranks import QUICK, batches_of, keep
 from bench.learner_report import RANKS_FILE, rank_report
 from bench.learner_steps import make_model
 from learner.config import LearnerConfig
-from node.rollout import RolloutGroup
-from node.well_formed import check_group
+from node.values.rollout import RolloutGroup
+from node.values.well_formed import check_group
 
 LIFE = {
     "kind": "tiny",

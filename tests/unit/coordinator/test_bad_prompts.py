@@ -13,8 +13,8 @@ from node.coordinator.work.slots.bad_prompts import (
     PromptFacts,
     Report,
 )
-from node.fact import Gone
-from node.failure import BadPrompt, Failure
+from node.values.fact import Gone
+from node.values.failure import BadPrompt, Failure
 
 MANY = 1 << 20
 BOTH = ("a", "b")

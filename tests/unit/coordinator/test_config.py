@@ -5,8 +5,8 @@ import pytest
 from pydantic import ValidationError
 
 from node.coordinator.config import CoordinatorConfig
-from node.sampling_parameters import SamplingParameters
-from node.task_options import checked_options
+from node.values.sampling_parameters import SamplingParameters
+from node.values.task_options import checked_options
 
 JUDGE = {"model": "wise", "score_key": "score"}
 

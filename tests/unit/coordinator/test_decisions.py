@@ -16,10 +16,10 @@ from node.coordinator.work.decisions.leasing import LeaseRequest
 from node.coordinator.work.slots import slot_grants
 from node.coordinator.work.slots.slot import Attempt, Slot, SlotBalance, SlotState
 from node.errors import Reason, RefusedError
-from node.failure import Failure
-from node.policy import PolicyVersion
-from node.rollout import LeaseGrant, RolloutGroup
-from node.verdict import GroupVerdict, Verdict
+from node.values.failure import Failure
+from node.values.policy import PolicyVersion
+from node.values.rollout import LeaseGrant, RolloutGroup
+from node.values.verdict import GroupVerdict, Verdict
 from support.coordinator import BOUNDS, LEARNER, TTL_S, WORK, Desk, make_accounts, make_answer
 from support.groups import make_completion, make_group
 from support.refusals import refused

@@ -15,12 +15,12 @@ from node.coordinator.work.decisions import upkeep
 from node.coordinator.work.decisions.leasing import ReturnedLeases, release, room
 from node.coordinator.work.terms.model_check import SamplerModel, StatedText
 from node.errors import Reason, RefusedError
-from node.failure import FailedLease, Failure
 from node.identity.peer import Peer
-from node.policy import BaseModel, PolicyVersion
-from node.rollout import EncodedGroup
-from node.run import Role, StepRecord
-from node.verdict import GroupVerdict, Verdict
+from node.values.failure import FailedLease, Failure
+from node.values.policy import BaseModel, PolicyVersion
+from node.values.rollout import EncodedGroup
+from node.values.run import Role, StepRecord
+from node.values.verdict import GroupVerdict, Verdict
 from support.coordinator import LEARNER, TTL_S
 from support.door import OpenDoor
 from support.refusals import refused

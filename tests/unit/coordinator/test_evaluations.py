@@ -35,13 +35,13 @@ from node.coordinator.work.slots.slot import (
     version_and_place,
 )
 from node.coordinator.work.terms.run_terms import NO_EVALUATION, EvaluationSettings
-from node.evaluation import Evaluation, EvaluationStatus
-from node.failure import FailedLease, Failure
-from node.policy import PolicyVersion
-from node.reward_finding import RewardCheck, RewardFinding
-from node.rollout import Finish, LeasePurpose
-from node.sampling_parameters import SamplingParameters
-from node.verdict import Verdict
+from node.values.evaluation import Evaluation, EvaluationStatus
+from node.values.failure import FailedLease, Failure
+from node.values.policy import PolicyVersion
+from node.values.reward_finding import RewardCheck, RewardFinding
+from node.values.rollout import Finish, LeasePurpose
+from node.values.sampling_parameters import SamplingParameters
+from node.values.verdict import Verdict
 from support.coordinator import BOUNDS, LEARNER, NOW_S, TTL_S, WORK, Desk, make_accounts
 from support.groups import SAMPLING, make_completion
 

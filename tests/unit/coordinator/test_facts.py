@@ -12,11 +12,11 @@ from node.coordinator.work.slots.slot_generations import Generation
 from node.coordinator.work.terms.group_check import NotedOptions
 from node.coordinator.work.terms.model_check import Learner
 from node.coordinator.work.terms.run_data import DataSeen
-from node.evaluation import Evaluation
-from node.fact import VALUE_CHARACTERS, Fact, MalformedFactError
-from node.failure import BadPrompt, Failure
-from node.operator_order import Order
-from node.verdict import Verdict
+from node.values.evaluation import Evaluation
+from node.values.fact import VALUE_CHARACTERS, Fact, MalformedFactError
+from node.values.failure import BadPrompt, Failure
+from node.values.operator_order import Order
+from node.values.verdict import Verdict
 from support.coordinator import NOW_S, make_accounts
 
 WRITTEN = {

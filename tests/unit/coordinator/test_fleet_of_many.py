@@ -11,10 +11,10 @@ from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import Peers
 from node.coordinator.work.balance import Balance
 from node.identity.peer import Peer
-from node.peer_figures import MachineFigures, SamplerFigures
-from node.policy import PolicyVersion
-from node.run import Role
 from node.telemetry.metrics import exposition
+from node.values.peer_figures import MachineFigures, SamplerFigures
+from node.values.policy import PolicyVersion
+from node.values.run import Role
 from support.coordinator import LEARNER, NOW_S, make_accounts
 
 SILENT_AFTER_S = 10.0

@@ -16,10 +16,10 @@ from node.coordinator.work.decisions import findings, upkeep
 from node.coordinator.work.decisions.findings import GroupFinding
 from node.coordinator.work.decisions.verdicts import Submitted, judgement
 from node.coordinator.work.slots.slot import SlotBalance, SlotState, slot_and_attempt
-from node.failure import Failure
-from node.reward_finding import GroupGrades, RewardCheck, RewardFinding
-from node.rollout import EncodedGroup
-from node.verdict import GroupVerdict, Verdict
+from node.values.failure import Failure
+from node.values.reward_finding import GroupGrades, RewardCheck, RewardFinding
+from node.values.rollout import EncodedGroup
+from node.values.verdict import GroupVerdict, Verdict
 from node.wire.rollouts import graded, group_from_wire, group_to_wire
 from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
 from support.groups import without_grades

@@ -23,11 +23,11 @@ from node.coordinator.work.terms.model_check import Learner
 from node.coordinator.work.terms.run_data import NO_DATA, DataSeen
 from node.coordinator.work.version_log import Announced
 from node.errors import Reason, RefusedError, StartupError
-from node.fact import Gone
-from node.failure import BadPrompt, Failure
-from node.rollout import EncodedGroup
-from node.run import StepRecord
-from node.verdict import Verdict
+from node.values.fact import Gone
+from node.values.failure import BadPrompt, Failure
+from node.values.rollout import EncodedGroup
+from node.values.run import StepRecord
+from node.values.verdict import Verdict
 from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
 from support.ledgers import make_older
 from support.refusals import refused

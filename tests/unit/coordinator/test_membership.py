@@ -6,7 +6,7 @@ from node.coordinator.fleet import membership
 from node.coordinator.fleet.membership import GONE_AFTER_S, KnownPeer, Membership, PeerState
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
-from node.run import Role
+from node.values.run import Role
 from support.refusals import refused
 
 PEER = Peer("run", Role.SAMPLER, "s1")

@@ -7,9 +7,9 @@ from prometheus_client import CollectorRegistry
 from node.coordinator.fleet.membership import PeerState
 from node.coordinator.fleet.survey import SHOWN_SAMPLERS, FleetSurvey, Measured, Surveyor
 from node.coordinator.metrics import CoordinatorMetrics
-from node.evaluation import Evaluation, EvaluationStatus
 from node.identity.peer import Peer
-from node.run import Role
+from node.values.evaluation import Evaluation, EvaluationStatus
+from node.values.run import Role
 
 SAMPLER = Peer("run", Role.SAMPLER, "s1")
 MEASURED = Measured(3, 7.5, 30.0, -90.0)

@@ -15,7 +15,7 @@ from node.coordinator.work.terms.model_check import (
     check_model,
 )
 from node.errors import Reason, RefusedError
-from node.policy import PolicyVersion
+from node.values.policy import PolicyVersion
 from node.weights.format.layout import Layout, TensorSpec
 from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
 from support.refusals import refused

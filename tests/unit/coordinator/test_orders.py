@@ -11,7 +11,7 @@ from node.coordinator.work.order_decisions import decided, new_ones
 from node.coordinator.work.orders import Orders
 from node.coordinator.work.verbs import VERBS, Takes
 from node.errors import Reason
-from node.operator_order import (
+from node.values.operator_order import (
     DRAIN,
     EVERYBODY,
     MOVE,

@@ -18,10 +18,10 @@ from node.coordinator.work.balance import Balance
 from node.coordinator.work.version_log import Announced
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
-from node.peer_figures import SamplerFigures
-from node.policy import PolicyVersion
-from node.run import PeerQuery, Role
-from node.verdict import GroupVerdict, Verdict
+from node.values.peer_figures import SamplerFigures
+from node.values.policy import PolicyVersion
+from node.values.run import PeerQuery, Role
+from node.values.verdict import GroupVerdict, Verdict
 from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
 
 SAMPLER = Peer("run", Role.SAMPLER, "s1")

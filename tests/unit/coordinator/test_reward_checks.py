@@ -31,8 +31,8 @@ from node.coordinator.work.slots.slot import (
     slot_and_attempt,
 )
 from node.errors import Reason
-from node.reward_finding import RewardCheck, RewardFinding
-from node.verdict import Verdict
+from node.values.reward_finding import RewardCheck, RewardFinding
+from node.values.verdict import Verdict
 from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
 from support.refusals import refused
 

@@ -10,7 +10,7 @@ import pytest
 from node.coordinator.data.rows import HeldOut, Rows
 from node.coordinator.work.terms.run_data import NO_DATA, DataSeen
 from node.errors import ConfigError, Reason
-from node.limits import ROW_BYTES
+from node.values.limits import ROW_BYTES
 from support.refusals import misconfigured, refused
 
 

@@ -10,9 +10,9 @@ from node.coordinator.work.decisions.trust import Quarantine
 from node.coordinator.work.samplers.sampler_standing import NEWCOMER_LEASES, STRIKES_OUT, Standing
 from node.coordinator.work.samplers.standings import AGE_FACTOR, Standings
 from node.coordinator.work.slots.slot import SlotState
-from node.failure import Failure
-from node.limits import PROBE_S
-from node.verdict import GroupVerdict, Verdict
+from node.values.failure import Failure
+from node.values.limits import PROBE_S
+from node.values.verdict import GroupVerdict, Verdict
 from support.coordinator import LEASE_MAX_S, NOW_S, TTL_S, Desk, make_accounts
 
 WIDE = Bounds(

@@ -22,8 +22,8 @@ from node.coordinator.work.slots.slot import (
     parse_group_id,
 )
 from node.coordinator.work.slots.slot_table import Claim
-from node.failure import FAULTS, FailedLease, Failure
-from node.verdict import Verdict
+from node.values.failure import FAULTS, FailedLease, Failure
+from node.values.verdict import Verdict
 from support.coordinator import BOUNDS, NOW_S, RETRY_S, TTL_S, Desk, make_accounts, make_answer
 
 

@@ -13,10 +13,10 @@ from node.coordinator.work.decisions.step_history import Hello
 from node.coordinator.work.slots.slot import Attempt, Slot, SlotBalance, SlotState
 from node.coordinator.work.slots.slot_generations import Generation
 from node.errors import Reason, RefusedError
-from node.policy import PolicyVersion
-from node.rollout import LeaseGrant
-from node.run import StepRecord
-from node.verdict import GroupVerdict, Verdict
+from node.values.policy import PolicyVersion
+from node.values.rollout import LeaseGrant
+from node.values.run import StepRecord
+from node.values.verdict import GroupVerdict, Verdict
 from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
 from support.refusals import refused
 

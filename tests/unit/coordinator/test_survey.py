@@ -13,8 +13,8 @@ from node.coordinator.fleet.survey import (
     survey_every_s,
 )
 from node.identity.peer import Peer
-from node.protocol import Spoken
-from node.run import PeerCount, Role, SamplerStanding, Unusual
+from node.values.protocol import Spoken
+from node.values.run import PeerCount, Role, SamplerStanding, Unusual
 
 FINE = Measured(0, 0.0, 1.0, 0.1)
 

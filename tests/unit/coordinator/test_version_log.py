@@ -4,7 +4,7 @@ import pytest
 
 from node.coordinator.work import version_log
 from node.coordinator.work.version_log import Announced, VersionLog
-from node.policy import PolicyVersion
+from node.values.policy import PolicyVersion
 
 
 def lag(

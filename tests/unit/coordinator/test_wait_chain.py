@@ -23,7 +23,7 @@ from node.coordinator.fleet.wait_chain import (
     remedy,
 )
 from node.rpc import clock_comparison
-from node.run import Headline, RunStatus, Wait
+from node.values.run import Headline, RunStatus, Wait
 from sampler.rollouts.leasing import BOUNDS
 
 FACTS = Facts(

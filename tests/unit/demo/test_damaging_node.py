@@ -6,8 +6,8 @@ import pytest
 
 from deploy.demo import damaging_node
 from deploy.demo.damaging_node import damage_first, damage_what_is_served
-from node.policy import ArtifactKey
 from node.serving.policy_servicer import PolicyServicer
+from node.values.policy import ArtifactKey
 from support.policy_hub import Registry
 from support.weights import Learner
 

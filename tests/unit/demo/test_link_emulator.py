@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from deploy.demo import link_emulator
 from deploy.demo.link_emulator import CHUNK_BYTES, IN_FLIGHT_BYTES, LinkDirection, LinkEmulator, LinkProfile
-from node.clock import SystemClock
+from node.system.clock import SystemClock
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
 from deploy.demo.warm_start import WarmStart, make_base_model
-from node.tokenizer import tokenizer_digest
+from node.text.tokenizer import tokenizer_digest
 from sampler.tasks.addition import AdditionTask
 
 

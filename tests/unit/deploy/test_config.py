@@ -9,8 +9,8 @@ import pytest
 
 from deploy.check import DEPLOY, ROLES
 from node.config.settings import Resolved, load
-from node.device import chosen_device
 from node.errors import NotReadyError
+from node.system.device import chosen_device
 
 FILES = [
     pytest.param(role, DEPLOY / folder / f"{role}.toml", id=f"{folder}/{role}")

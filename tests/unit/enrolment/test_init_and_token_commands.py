@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from node.clock import moment
 from node.commands import init_command
 from node.commands.joining import token_command
 from node.enrolment.enrolment_ledger import note_incomplete
@@ -16,7 +15,8 @@ from node.errors import ConfigError, StartupError
 from node.identity.identity_store import check_own, load_identity
 from node.identity.run_description import RunDescription
 from node.identity.signatures import SigningKey
-from node.run import Role
+from node.system.clock import moment
+from node.values.run import Role
 from support.identity import NOW_S
 from support.refusals import cannot_start, misconfigured
 

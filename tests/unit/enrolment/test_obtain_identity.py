@@ -12,7 +12,7 @@ from node.enrolment.tokens import issue_token, write_token_file
 from node.errors import StartupError
 from node.identity.identity_store import Identity
 from node.identity.run_description import RunDescription
-from node.run import Role
+from node.values.run import Role
 from support.refusals import cannot_start, misconfigured
 
 NOW = time.time()

@@ -8,13 +8,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from node.clock import moment
 from node.enrolment.authority import Authority
 from node.enrolment.tokens import DEFAULT_LIFETIME_S, TYPE, Token, issue_token, redeem
 from node.errors import Reason, RefusedError
 from node.identity.certificates import read_certificate
-from node.limits import TOKEN_BYTES
-from node.run import Role
+from node.system.clock import moment
+from node.values.limits import TOKEN_BYTES
+from node.values.run import Role
 from support.identity import NOW_S
 from support.refusals import naming
 

@@ -2,7 +2,7 @@ import pytest
 
 from node.errors import Reason
 from node.identity.peer import Peer, is_name, server_name
-from node.run import Role
+from node.values.run import Role
 from support.refusals import refused
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from node import limits
 from node.errors import StartupError
 from node.identity.revocation import RevocationCopy, RevocationList, Revocations
+from node.values import limits
 
 
 def test_by_default_nobody_is_shut_out() -> None:

@@ -25,7 +25,7 @@ from learner.publishing.spaced_versions import Spacing
 from learner.step.train_step import train_step
 from node.commands.cli import main
 from node.identity.signatures import SigningKey
-from node.rollout import RolloutGroup
+from node.values.rollout import RolloutGroup
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.manifest import sign
 from node.weights.store.artifact_store import ArtifactStore

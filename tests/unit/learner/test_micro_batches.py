@@ -8,7 +8,7 @@ import torch
 
 from learner.intake.group_verdict import full_logprobs
 from learner.model.micro_batches import collate, micro_batches, objective_batch, row_lengths
-from node.rollout import RolloutGroup
+from node.values.rollout import RolloutGroup
 from support.groups import SAMPLING, make_completion, make_group, with_replies
 
 CPU = torch.device("cpu")

@@ -22,7 +22,7 @@ from learner.intake.named_versions import (
     fits_better,
 )
 from learner.intake.sampler_mismatch import LEAST_PROBES, SamplerMismatches
-from node.limits import PROBE_S
+from node.values.limits import PROBE_S
 from support.fleets import one
 
 THRESHOLD_NATS = 0.05

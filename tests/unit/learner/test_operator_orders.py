@@ -17,8 +17,8 @@ from learner.operator_orders import (
     with_settings,
 )
 from node.errors import StartupError
-from node.operator_order import SET, Order
-from node.sealed import sealed
+from node.system.sealed import sealed
+from node.values.operator_order import SET, Order
 
 RATE = Order(SET, "learner.learning_rate", "0.0005", order_id="1")
 

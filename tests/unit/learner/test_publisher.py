@@ -12,7 +12,7 @@ from learner.masters.master_words import MasterWords
 from learner.publishing.further_artifacts import FurtherArtifacts
 from learner.publishing.signer import Signer
 from node.errors import Reason
-from node.policy import ArtifactKey, PolicyVersion
+from node.values.policy import ArtifactKey, PolicyVersion
 from node.weights.assembly.held import HeldPolicy
 from node.weights.assembly.stored import StoredVersions
 from node.weights.format.digests import Words

@@ -6,7 +6,7 @@ import pytest
 
 from learner.config import LearnerConfig
 from learner.intake.sampler_mismatch import GROSS_GROUPS, LEAST_FRESH_GROUPS, LEAST_GROUPS, LEAST_PROBES
-from node.limits import PROBE_S
+from node.values.limits import PROBE_S
 from support.fleets import Fleet, Watched, one
 
 THRESHOLD_NATS = float(LearnerConfig.model_fields["quarantine_mismatch_nats"].default)

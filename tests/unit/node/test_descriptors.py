@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from node import descriptors
+from node.system import descriptors
 
 
 @pytest.mark.parametrize(("soft", "hard", "expected"), [(64, 128, 128), (128, 128, 128)])

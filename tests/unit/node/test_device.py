@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from node.device import chosen_device
+from node.system.device import chosen_device
 
 TORCH = "__version__ = '2.13.0'\ncuda: Optional[str] = {cuda}\nhip: Optional[str] = {hip}\n"
 

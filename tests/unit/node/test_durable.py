@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from node import durable
 from node.identity.files import make_private_directory, write_secret
+from node.system import durable
 from support.crashes import power_cut_after
 
 Change = Callable[[Path], None]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from node.evaluation import REWARD, Evaluation, EvaluationStatus, best_of, evaluation_status
+from node.values.evaluation import REWARD, Evaluation, EvaluationStatus, best_of, evaluation_status
 
 ONE = Evaluation(0, 46, 10, 1, 0.0, 16, 1.0, 2.0, counted_prompts=10, reward_mean=0.5)
 

@@ -11,16 +11,16 @@ from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc
 from node.clients import heartbeats
 from node.clients.heartbeats import Notices, PeerReports
 from node.clients.membership_client import Member, MembershipClient, Uplink
-from node.clock import SystemClock
 from node.errors import Reason, Recovery, RefusedError
-from node.evaluation import EvaluationNotice
 from node.identity.peer import Peer
-from node.peer_figures import MachineFigures, SamplerFigures
-from node.policy import PolicyVersion
-from node.protocol import OURS
 from node.rpc.channel import REASON_KEY, Backoff, Purpose, dial
-from node.run import Role
-from node.verdict import GroupVerdict, Verdict
+from node.system.clock import SystemClock
+from node.values.evaluation import EvaluationNotice
+from node.values.peer_figures import MachineFigures, SamplerFigures
+from node.values.policy import PolicyVersion
+from node.values.protocol import OURS
+from node.values.run import Role
+from node.values.verdict import GroupVerdict, Verdict
 from support.refusals import refused
 
 HELD = PolicyVersion(3, b"r" * 16)

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from node.evaluation import Evaluation, EvaluationStatus
 from node.page.chart import MOST_POINTS, chart
 from node.page.html import rendered
 from node.page.run_sections import RunView, run_sections, running_mean
 from node.page.section import Block, Curve, Grid, Items, Quotation, Section, Series, Tone
 from node.page.step_curves import StepCurves
-from node.run import RunStatus, StepReport, Wait
+from node.values.evaluation import Evaluation, EvaluationStatus
+from node.values.run import RunStatus, StepReport, Wait
 
 HOSTILE = "<script>alert(1)</script>\x1b[2J"
 SHOWN = "&lt;script&gt;alert(1)&lt;/script&gt;\\x1b[2J"

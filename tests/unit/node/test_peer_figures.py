@@ -3,7 +3,7 @@
 import pytest
 
 from heterorl.v1 import membership_pb2
-from node.peer_figures import FIGURES, MachineFigures, SamplerFigures, reported, text_of
+from node.values.peer_figures import FIGURES, MachineFigures, SamplerFigures, reported, text_of
 from node.wire.mapping import from_wire, to_wire
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from node.errors import Reason
-from node.protocol import OURS, Spoken, check_common, spoken_by
+from node.values.protocol import OURS, Spoken, check_common, spoken_by
 from support.refusals import refused
 
 

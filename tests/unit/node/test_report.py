@@ -14,14 +14,14 @@ from node.commands.cli import main
 from node.coordinator.ledger.fact_rows import row_of
 from node.coordinator.ledger.ledger_file import FILE_NAME, Ledger
 from node.coordinator.work.samplers.tallies import Tally
-from node.evaluation import Evaluation
 from node.exit_code import ExitCode
 from node.page.samples_file import FILE_NAME as SAMPLES
 from node.page.samples_file import CompletionSample, GroupSample, SamplesFile
 from node.process.last_start import note_settings
-from node.run import Role
 from node.step_log_parts import log_lines, part_of
-from node.verdict import Verdict
+from node.values.evaluation import Evaluation
+from node.values.run import Role
+from node.values.verdict import Verdict
 
 
 def step(version: int, **changes: Any) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from node import limits
 from node.errors import Reason
-from node.rollout import Finish
-from node.well_formed import check_group
+from node.values import limits
+from node.values.rollout import Finish
+from node.values.well_formed import check_group
 from support.groups import SAMPLING, make_completion, make_group, with_replies
 from support.refusals import refused
 

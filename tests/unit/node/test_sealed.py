@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from node.sealed import sealed, unsealed
+from node.system.sealed import sealed, unsealed
 
 TEXT = '{"version": 12, "rate": 1e-05, "names": ["a b", "é"], "ratio": NaN}'
 

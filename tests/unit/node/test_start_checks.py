@@ -24,7 +24,7 @@ from node.coordinator.work.slots.slot import Slot, SlotState
 from node.enrolment.init_run import init_run
 from node.enrolment.tokens import issue_token
 from node.errors import ConfigError
-from node.run import Role
+from node.values.run import Role
 from sampler.config import SamplerConfig, VerifierConfig
 from support.identity import MadeRun, make_run
 from support.model_files import write_model_files
@@ -120,7 +120,7 @@ def test_a_token_that_others_may_read_is_a_warning(made: MadeRun, tmp_path: Path
 def test_a_hub_that_may_open_too_few_files_is_a_warning(
     made: MadeRun, monkeypatch: pytest.MonkeyPatch, most: int, is_enough: bool
 ) -> None:
-    monkeypatch.setattr("node.descriptors.hard_limit", lambda: most)
+    monkeypatch.setattr("node.system.descriptors.hard_limit", lambda: most)
     warned: list[str] = []
     faults(coordinator(made), Role.COORDINATOR, warned=warned)
     if is_enough:

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from node.errors import StartupError
-from node.file_lock import LOCK_FILE, lock_state_directory
+from node.system.file_lock import LOCK_FILE, lock_state_directory
 from support.refusals import cannot_start
 
 _HOLD = """
 import sys
 from pathlib import Path
-from node.file_lock import lock_state_directory
+from node.system.file_lock import lock_state_directory
 lock_state_directory(Path(sys.argv[1]))
 print("held", flush=True)
 {then}

@@ -14,12 +14,12 @@ from rich.console import Console
 from node.commands.status import status_command
 from node.commands.status.status_view import render
 from node.enrolment.init_run import init_run
-from node.evaluation import Evaluation, EvaluationStatus
 from node.exit_code import ExitCode
-from node.failure import BadPrompt, Failure
-from node.peer_figures import MachineFigures, SamplerFigures
-from node.policy import PolicyVersion
-from node.run import (
+from node.values.evaluation import Evaluation, EvaluationStatus
+from node.values.failure import BadPrompt, Failure
+from node.values.peer_figures import MachineFigures, SamplerFigures
+from node.values.policy import PolicyVersion
+from node.values.run import (
     Headline,
     PeerCount,
     PeerQuery,

@@ -13,10 +13,10 @@ from node.coordinator import submission_door
 from node.coordinator.submission_door import SubmissionDoor
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
-from node.rollout import EncodedGroup
-from node.run import Role
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.verdict import Verdict
+from node.values.rollout import EncodedGroup
+from node.values.run import Role
+from node.values.verdict import Verdict
 from node.wire.rollouts import submission_to_wire
 from support.waiting import until
 

@@ -11,7 +11,7 @@ import grpc.aio
 
 from node.clients.rollout_drain import RolloutDrain
 from node.rpc.channel import Backoff
-from node.waits import drop, put_away, run_until
+from node.system.waits import drop, put_away, run_until
 from support.lost_errors import no_error_is_lost
 
 ROOT: Final = Path(__file__).parents[3]
@@ -148,5 +148,5 @@ def makes_task(expression: ast.expr | None) -> bool:
 
 
 def test_every_task_is_put_away_or_has_another_owner() -> None:
-    found = set(unowned_tasks()) - {"node/waits.py task"}
+    found = set(unowned_tasks()) - {"node/system/waits.py task"}
     assert found == OWNED_OTHERWISE.keys()

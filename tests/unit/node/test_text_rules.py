@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from node.errors import StartupError
-from node.text_rules import SUMMARY_CHARACTERS, TextRules, differing_rules
+from node.text.text_rules import SUMMARY_CHARACTERS, TextRules, differing_rules
 
 FILES: Mapping[str, Any] = {
     "tokenizer.json": {"model": {"vocab": {"a": 0}}},

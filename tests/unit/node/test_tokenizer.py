@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from node.errors import StartupError
-from node.tokenizer import TOKENIZER_DIGEST_BYTES, chat_template, chat_template_digest, tokenizer_digest
+from node.text.tokenizer import TOKENIZER_DIGEST_BYTES, chat_template, chat_template_digest, tokenizer_digest
 from support.refusals import cannot_start
 
 SAVED: dict[str, Any] = {

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from node.waits import run_until, side_by_side, while_it_may
+from node.system.waits import run_until, side_by_side, while_it_may
 
 
 async def test_work_that_ends_by_itself_ends_the_wait() -> None:

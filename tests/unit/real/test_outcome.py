@@ -8,7 +8,7 @@ from rich.console import Console
 
 from deploy.real.outcome import ExportedModel, Outcome, render, to_document
 from deploy.real.real_plan import Plan
-from node.evaluation import Evaluation
+from node.values.evaluation import Evaluation
 from support.demo_records import ledger_of, make_steps
 
 PLAN = Plan(

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.relay.mirror_state import MirrorState
+from node.values.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.weights.planning.cheapest_chain import PUBLIC_VERSION
 
 

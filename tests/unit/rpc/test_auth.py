@@ -1,6 +1,6 @@
-from node.limits import MESSAGE_BYTES
 from node.rpc.calls.auth import RULES, service_of
-from node.run import Role
+from node.values.limits import MESSAGE_BYTES
+from node.values.run import Role
 from support.rpc import METHODS
 
 PREFIX = "/heterorl.v1."

@@ -4,7 +4,6 @@ import itertools
 import grpc.aio
 import pytest
 
-from node import limits
 from node.errors import Reason, RefusedError, StartupError
 from node.identity.peer import Peer, server_name
 from node.rpc.calls.auth import USER_AGENT_PREFIX
@@ -20,7 +19,8 @@ from node.rpc.channel import (
     dial,
     dial_as_stranger,
 )
-from node.run import Role
+from node.values import limits
+from node.values.run import Role
 
 
 def failure(code: grpc.StatusCode, details: str = "", reason: str | None = None) -> grpc.aio.AioRpcError:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from node.clock import moment
 from node.errors import Reason, RefusedError
 from node.identity.identity_store import Identity
 from node.rpc.channel import ConnectionLost, TlsFailure
 from node.rpc.clock_comparison import AwaitedClock, ClockFinding, compare_clocks
+from node.system.clock import moment
 from support.identity import make_run
 
 DAY_S = 86400.0

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from node import descriptors
 from node.errors import Reason
 from node.identity.peer import Peer
 from node.rpc.strangers.connection_guard import (
@@ -18,7 +17,8 @@ from node.rpc.strangers.connection_guard import (
     Owners,
     to_shut,
 )
-from node.run import Role
+from node.system import descriptors
+from node.values.run import Role
 from support.waiting import until
 
 

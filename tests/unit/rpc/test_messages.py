@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from heterorl.v1 import policy_pb2
-from node import limits
 from node.errors import Reason, RefusedError
 from node.rpc.calls.messages import bounded_parser, first_message_s, only_request, parsed, requests, within
+from node.values import limits
 from support.refusals import refused
 
 METHOD = "/heterorl.v1.PolicyService/GetManifest"

@@ -6,12 +6,12 @@ from typing import Any, NoReturn
 import grpc.aio
 import pytest
 
-from node.clock import SystemClock
 from node.identity.revocation import RevocationList
-from node.limits import MESSAGE_BYTES, ROLLOUT_MESSAGE_BYTES
 from node.rpc.calls.live_rpcs import Admission
 from node.rpc.calls.server import Audience, RpcServer, ServerLimits
 from node.rpc.channel import Keepalive
+from node.system.clock import SystemClock
+from node.values.limits import MESSAGE_BYTES, ROLLOUT_MESSAGE_BYTES
 
 
 class Told(Exception):  # noqa: N818 - carries what was told

@@ -6,8 +6,8 @@ from deploy.demo.plan import FAR
 from deploy.runs.live_view import curve, line, table
 from deploy.runs.observation import Metrics, Observation, Scrapes
 from deploy.runs.records import Step
-from node.policy import PolicyVersion
-from node.run import PeerStatus, Role, RunStatus
+from node.values.policy import PolicyVersion
+from node.values.run import PeerStatus, Role, RunStatus
 from support.demo_records import make_steps
 
 

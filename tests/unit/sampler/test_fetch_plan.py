@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
+from node.values.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
 from sampler.versions.fetch_plan import FetchPlan, Starvation
 
 

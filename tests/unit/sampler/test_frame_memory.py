@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from node.limits import FRAME_WORDS
+from node.values.limits import FRAME_WORDS
 from sampler.engines.words.frame_memory import (
     DIRECTORY_VARIABLE,
     make_frame_memory,

@@ -11,7 +11,7 @@ import pytest
 
 from bench.whole_versions import EncodedVersion
 from node.errors import Reason
-from node.policy import PolicyVersion
+from node.values.policy import PolicyVersion
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.manifest import signed_by

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from node.built_in_tasks import BUILT_IN
 from node.errors import ConfigError
 from node.questions.data_row import RowError, column_of
-from node.task_options import RESERVED_ARGUMENTS
+from node.values.built_in_tasks import BUILT_IN
+from node.values.task_options import RESERVED_ARGUMENTS
 from sampler.config import VerifierConfig
 from sampler.rollouts.task_setup import task_setup
 from sampler.tasks.addition import AdditionTask
@@ -336,6 +336,6 @@ def test_a_generator_that_cannot_be_made_says_why(options: dict[str, Any]) -> No
 def test_an_environment_is_code_that_the_sampler_has_to_allow_and_have(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, str], allowed: list[str], error: type, said: str
 ) -> None:
-    monkeypatch.setattr("node.extras.find_spec", lambda package: None)
+    monkeypatch.setattr("node.system.extras.find_spec", lambda package: None)
     with pytest.raises(error, match=said):
         setup_of("verifiers", options, allowed_graders=allowed, has_chat_template=True)

@@ -9,7 +9,7 @@ import torch
 
 from bench.whole_versions import EncodedVersion
 from node.errors import Reason
-from node.policy import PolicyVersion
+from node.values.policy import PolicyVersion
 from node.weights.assembly.apply import WrongBaseError
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.layout import Layout

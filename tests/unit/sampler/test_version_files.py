@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from node.policy import PolicyVersion
+from node.values.policy import PolicyVersion
 from node.weights.format.layout import Layout, TensorSpec
 from sampler.engines.words.model_words import ArrayWords, version_of
 from sampler.versions.version_files import load_held, save_held

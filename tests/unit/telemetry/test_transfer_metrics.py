@@ -1,7 +1,7 @@
 from prometheus_client import CollectorRegistry
 
-from node.policy import ArtifactKey
 from node.telemetry.transfer_metrics import TransferMetrics
+from node.values.policy import ArtifactKey
 
 
 def test_bytes_are_counted_by_kind_and_direction() -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from node import durable, limits
 from node.errors import Reason, RefusedError
-from node.policy import ArtifactKey
+from node.system import durable
+from node.values import limits
+from node.values.policy import ArtifactKey
 from node.weights.format.manifest import verify_signed
 from node.weights.store.artifact_directories import ArtifactDirectories
 from node.weights.store.artifact_files import ArtifactFiles

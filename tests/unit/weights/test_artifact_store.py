@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from node.errors import Reason
-from node.policy import ArtifactKey
+from node.values.policy import ArtifactKey
 from node.weights.assembly.held import HeldPolicy
 from node.weights.store.artifact_store import ArtifactStore
 from support.refusals import refused

@@ -7,8 +7,8 @@ import grpc.aio
 import pytest
 
 from node.errors import Reason, RefusedError
-from node.policy import ArtifactKey
 from node.rpc.channel import REASON_KEY, Backoff, ConnectionLost, classify
+from node.values.policy import ArtifactKey
 from node.weights.transfer.attempts import Attempts
 from node.weights.transfer.ranges import LyingSourceError
 from node.weights.transfer.source_turns import Fault

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from heterorl.v1 import policy_pb2
-from node.policy import ArtifactKey
 from node.rpc.channel import ConnectionLost
 from node.telemetry.transfer_metrics import TransferMetrics
+from node.values.policy import ArtifactKey
 from node.weights.format.manifest import Manifest, verify_signed
 from node.weights.transfer.bucket import key_of, object_name
 from node.weights.transfer.bucket_reader import BucketReader, _offsets, _runs

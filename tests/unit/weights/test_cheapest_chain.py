@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from node.policy import NO_BASE, Artifact, ArtifactKey
+from node.values.policy import NO_BASE, Artifact, ArtifactKey
 from node.weights.planning.cheapest_chain import newest_reachable, plan_catch_up, plan_fresh, plan_upload
 
 

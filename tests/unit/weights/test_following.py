@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from node.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
+from node.values.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.weights.planning.cheapest_chain import plan_catch_up
 from node.weights.planning.link_time import FAR_S, Link
 from node.weights.store.offers import surplus

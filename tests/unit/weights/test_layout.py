@@ -2,8 +2,8 @@
 
 import pytest
 
-from node import limits
 from node.errors import Reason, RefusedError
+from node.values import limits
 from node.weights.format.dtypes import DTYPES
 from node.weights.format.layout import TENSOR_NAME_BYTES, Layout, TensorSpec
 from support.refusals import refused

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from node import limits
 from node.errors import Reason, RefusedError
 from node.identity.signatures import SigningKey
-from node.policy import NO_BASE
+from node.values import limits
+from node.values.policy import NO_BASE
 from node.weights.format.digests import payload_digest
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from node.errors import Reason, RefusedError
-from node.policy import NO_BASE, Artifact, ArtifactKey, PolicyVersion
+from node.values.policy import NO_BASE, Artifact, ArtifactKey, PolicyVersion
 from node.weights.format.manifest import Manifest
 from node.weights.store.high_water import Head, HighWater
 from node.weights.store.offers import admit_offer, is_behind, surplus, takeable

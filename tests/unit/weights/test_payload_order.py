@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.policy import NO_BASE
+from node.values.policy import NO_BASE
 from node.weights.transfer import payload_order
 from node.weights.transfer.payload_order import fetch_order, first_batch, largest_first, pushed_frames
 from support.weights import manifest_of_sizes as manifest

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from node.errors import RefusedError
-from node.policy import ArtifactKey
+from node.values.policy import ArtifactKey
 from node.weights.assembly.stored import StoredVersions
 from node.weights.store.artifact_store import PINS_FILE, ArtifactStore
 from support.full_disk import full_disk

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node import limits
+from node.values import limits
 from node.weights.transfer.ranges import LyingSourceError, Range, Transfer, Unasked
 from support.weights import manifest_of_sizes as manifest
 

@@ -4,7 +4,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from node.policy import ArtifactKey
+from node.values.policy import ArtifactKey
 from node.weights.store.readers import LINGER_S, LINGERING_ARTIFACTS, Readers
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.policy import NO_BASE, Artifact, ArtifactKey
+from node.values.policy import NO_BASE, Artifact, ArtifactKey
 from node.weights.planning.skip_deltas import next_base
 
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from node.limits import ARTIFACTS_PER_ANNOUNCEMENT
-from node.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
+from node.values.limits import ARTIFACTS_PER_ANNOUNCEMENT
+from node.values.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.weights.transfer.source_turns import PATIENCE_S, Fault, SourceTurns, bucket_of, merged
 from support.weights import Learner
 

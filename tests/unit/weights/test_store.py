@@ -7,7 +7,7 @@ import pytest
 
 from node.errors import Reason
 from node.identity.signatures import SigningKey
-from node.policy import ArtifactKey
+from node.values.policy import ArtifactKey
 from node.weights.assembly.held import HeldPolicy
 from node.weights.store.artifact_directories import INCOMING_ARTIFACTS
 from node.weights.store.artifact_store import ArtifactStore

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from node.errors import Reason, StartupError
-from node.policy import ArtifactKey
+from node.values.policy import ArtifactKey
 from node.weights.store.artifact_store import ArtifactStore
 from support.full_disk import full_disk
 from support.refusals import refused

@@ -5,15 +5,15 @@ import pytest
 from google.protobuf.message import Message
 
 from heterorl.v1 import common_pb2, membership_pb2, policy_pb2, rollout_pb2
-from node import limits
 from node.errors import Reason, RefusedError
-from node.evaluation import Evaluation, EvaluationStatus
-from node.failure import FAULTS, BadPrompt, FailedLease, Failure
 from node.identity.revocation import Revocations
-from node.peer_figures import MachineFigures, SamplerFigures
-from node.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
-from node.rollout import LeaseGrant, LeasePurpose, PromptLease
-from node.run import (
+from node.values import limits
+from node.values.evaluation import Evaluation, EvaluationStatus
+from node.values.failure import FAULTS, BadPrompt, FailedLease, Failure
+from node.values.peer_figures import MachineFigures, SamplerFigures
+from node.values.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
+from node.values.rollout import LeaseGrant, LeasePurpose, PromptLease
+from node.values.run import (
     Headline,
     PeerCount,
     PeerQuery,
@@ -27,7 +27,7 @@ from node.run import (
     Teaching,
     Unusual,
 )
-from node.verdict import GroupVerdict, Verdict
+from node.values.verdict import GroupVerdict, Verdict
 from node.wire.mapping import from_wire, known, member_from_wire, role_to_wire, to_wire, verdict_to_wire
 from support.groups import SAMPLING
 from support.refusals import refused

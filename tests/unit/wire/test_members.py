@@ -5,7 +5,7 @@ from google.protobuf.message import Message
 
 from heterorl.v1 import membership_pb2
 from node.errors import Reason, RefusedError
-from node.run import Role
+from node.values.run import Role
 from node.wire.members import OWNERS, base_model_from_wire, check_owners
 
 SAID: dict[str, object] = {

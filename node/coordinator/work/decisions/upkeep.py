@@ -10,9 +10,9 @@ from node.coordinator.work.slots.bad_prompts import Report
 from node.coordinator.work.slots.slot import SlotKind, SlotState
 from node.coordinator.work.terms.group_check import NotedOptions
 from node.coordinator.work.version_log import Announced
-from node.failure import Failure
-from node.policy import PolicyVersion
-from node.verdict import Verdict
+from node.values.failure import Failure
+from node.values.policy import PolicyVersion
+from node.values.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,10 +26,10 @@ from node.coordinator.work.slots.slot_table import Claim
 from node.coordinator.work.terms.group_check import objection
 from node.coordinator.work.terms.model_check import Learner
 from node.errors import Reason, RefusedError
-from node.fact import Fact
-from node.rollout import EncodedGroup, GroupHeader, RolloutGroup, other_options
-from node.verdict import GroupVerdict, Verdict
-from node.well_formed import check_group
+from node.values.fact import Fact
+from node.values.rollout import EncodedGroup, GroupHeader, RolloutGroup, other_options
+from node.values.verdict import GroupVerdict, Verdict
+from node.values.well_formed import check_group
 
 _FAULTY: Final = frozenset({Verdict.SUSPECT, Verdict.FOREIGN, Verdict.MALFORMED})
 """Verdicts of the learner that are held against a sampler; one that is far away may be stale through no

@@ -9,8 +9,8 @@ from typing import TypeAlias
 import numpy as np
 
 from node.coordinator.work.slots.slot import HeldOutAnswer, Slot, SlotState, version_and_place
-from node.evaluation import REWARD, Evaluation
-from node.rollout import RolloutGroup, mean_metrics
+from node.values.evaluation import REWARD, Evaluation
+from node.values.rollout import RolloutGroup, mean_metrics
 
 _ByPrompt: TypeAlias = Mapping[int, Mapping[str, HeldOutAnswer]]
 """Prompt -> sampler -> its answer."""

@@ -24,8 +24,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
-from node.fact import Fact
-from node.limits import LEASES_PER_PEER, PROBE_S
+from node.values.fact import Fact
+from node.values.limits import LEASES_PER_PEER, PROBE_S
 
 NEWCOMER_LEASES: Final = 4
 NEWCOMERS_PART: Final = 8

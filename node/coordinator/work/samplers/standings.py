@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from node.coordinator.work.samplers.sampler_standing import NEWCOMER_LEASES, Standing, newcomers_leases
-from node.limits import LEASES_PER_PEER
-from node.run import SamplerStanding
-from node.wording import counted
+from node.text.wording import counted
+from node.values.limits import LEASES_PER_PEER
+from node.values.run import SamplerStanding
 
 ALL_NEWCOMERS_PART: Final = 4
 """All newcomers together hold a quarter of the fleet's leases once somebody has delivered, however many they

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from node.fact import Fact
-from node.verdict import Verdict
+from node.values.fact import Fact
+from node.values.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 
 from pydantic import PlainSerializer, PlainValidator
 
-from node.fact import Fact
+from node.values.fact import Fact
 
 
 def _range(ends: Any) -> range:

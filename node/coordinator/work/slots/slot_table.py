@@ -32,8 +32,8 @@ from node.coordinator.work.slots.slot_generations import Generation, LostSlots
 from node.coordinator.work.slots.slot_grants import fresh_slots, up_again
 from node.coordinator.work.slots.slot_times import SlotTimes
 from node.coordinator.work.terms.run_data import NO_DATA, DataSeen
-from node.failure import FAULTS, Failure
-from node.verdict import Verdict
+from node.values.failure import FAULTS, Failure
+from node.values.verdict import Verdict
 
 
 class Claim(enum.Enum):

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 from node.errors import Reason, RefusedError
-from node.fact import Fact
-from node.policy import BASE_PART_BYTES, BaseModel
-from node.text_rules import FILES, differing_rules
+from node.text.text_rules import FILES, differing_rules
+from node.values.fact import Fact
+from node.values.policy import BASE_PART_BYTES, BaseModel
 
 _SAME_DIRECTORY: Final = "give every peer the same model directory"
 _NAMES_SHOWN: Final = 3
@@ -37,7 +37,7 @@ class Learner(Fact):
     context_tokens: int = 0
     """Most tokens of a prompt and a completion together; 0: not known."""
     text_digest: bytes = b""
-    """Digest of the rules in ``node.text_rules``; empty: older software, which does not say."""
+    """Digest of the rules in ``node.text.text_rules``; empty: older software, which does not say."""
     text_summary: str = ""
 
     @property

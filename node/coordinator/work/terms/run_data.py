@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 from node.errors import ConfigError
-from node.fact import Fact
+from node.values.fact import Fact
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from node import limits
 from node.coordinator.work.capacity import Bounds
-from node.evaluation import REWARD, Evaluation, EvaluationTerms
-from node.sampling_parameters import SamplingParameters
+from node.values import limits
+from node.values.evaluation import REWARD, Evaluation, EvaluationTerms
+from node.values.sampling_parameters import SamplingParameters
 
 DIGEST_BYTES: Final = 16
 

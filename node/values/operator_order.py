@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from node.clock import moment
-from node.fact import Fact
+from node.system.clock import moment
+from node.values.fact import Fact
 
 PAUSE: Final = "pause"
 DRAIN: Final = "drain"

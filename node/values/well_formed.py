@@ -10,9 +10,9 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from node import limits
 from node.errors import Reason, RefusedError
-from node.rollout import Completion, Finish, GroupHeader, RolloutGroup
+from node.values import limits
+from node.values.rollout import Completion, Finish, GroupHeader, RolloutGroup
 
 
 def check_header(header: GroupHeader, *, is_graded: bool = True) -> None:

@@ -13,7 +13,7 @@ class BuiltInTask(NamedTuple):
     task: str
     """The class that makes prompts and grades; see ``sampler.tasks.task.Task``."""
     options: str
-    """Its ``node.task_options.TaskOptions``."""
+    """Its ``node.values.task_options.TaskOptions``."""
 
 
 _KINDS: Final = "node.kinds"
@@ -22,7 +22,9 @@ KINDS: Final = ("noise_mask", "ranking")
 """Kinds of policies that are not language models: folders of ``node.kinds``, each with a task of its name."""
 
 BUILT_IN: Final[Mapping[str, BuiltInTask]] = {
-    "addition": BuiltInTask("sampler.tasks.addition:AdditionTask", "node.task_options:AdditionOptions"),
+    "addition": BuiltInTask(
+        "sampler.tasks.addition:AdditionTask", "node.values.task_options:AdditionOptions"
+    ),
     "jsonl": BuiltInTask("sampler.tasks.question_tasks:JsonlTask", "node.grading.jsonl_options:JsonlOptions"),
     "reasoning_gym": BuiltInTask(
         "sampler.tasks.reasoning_gym_task:ReasoningGymTask",

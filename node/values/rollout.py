@@ -11,8 +11,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from node import limits
-from node.sampling_parameters import SamplingParameters
+from node.values import limits
+from node.values.sampling_parameters import SamplingParameters
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 import blake3
 
 from node.errors import StartupError
-from node.tokenizer import TOKENIZER_DIGEST_BYTES, chat_templates, tokenizer_digest
+from node.text.tokenizer import TOKENIZER_DIGEST_BYTES, chat_templates, tokenizer_digest
 
 RULES: Final = 1
 """Goes up when this software reads prompts or texts otherwise: which special tokens have a text, what is put

@@ -4,12 +4,12 @@ import enum
 from dataclasses import dataclass, field
 from typing import Final
 
-from node import limits
-from node.evaluation import NO_EVALUATIONS, EvaluationStatus
-from node.failure import BadPrompt
-from node.peer_figures import MachineFigures, SamplerFigures
-from node.policy import PolicyVersion
-from node.sampling_parameters import SamplingParameters
+from node.values import limits
+from node.values.evaluation import NO_EVALUATIONS, EvaluationStatus
+from node.values.failure import BadPrompt
+from node.values.peer_figures import MachineFigures, SamplerFigures
+from node.values.policy import PolicyVersion
+from node.values.sampling_parameters import SamplingParameters
 
 
 class Role(enum.StrEnum):

@@ -8,7 +8,7 @@ import enum
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from node.fact import Fact
+from node.values.fact import Fact
 
 DETAIL_CHARACTERS: Final = 200
 """Longest detail of a failure: it comes from the task's own code and is shown to operators."""

@@ -23,8 +23,8 @@ from pydantic import (
     model_validator,
 )
 
-from node.built_in_tasks import BUILT_IN
-from node.limits import PROMPT_TOKENS, TASK_OPTIONS_BYTES
+from node.values.built_in_tasks import BUILT_IN
+from node.values.limits import PROMPT_TOKENS, TASK_OPTIONS_BYTES
 
 AnswerSource: TypeAlias = Literal["text", "last_line", "tags", "after_thinking", "boxed", "pattern"]
 """Where the answer stands in a completion; see ``PromptOptions.answer_from``."""

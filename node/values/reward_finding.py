@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from node.failure import Failure
+from node.values.failure import Failure
 
 
 class RewardCheck(enum.StrEnum):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Final, TypeAlias
 
-from node.fact import Fact
+from node.values.fact import Fact
 
 REWARD: Final = "reward"
 """The measure that versions are compared by unless ``evaluation.best_by`` names another."""

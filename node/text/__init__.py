@@ -1,0 +1,1 @@
+"""Texts for models and for people: digests of tokenizers, rules of tokens, plain wording."""
