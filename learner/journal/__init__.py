@@ -1,1 +1,1 @@
-"""What a restart begins from: a checkpoint, and the steps since then."""
+"""Checkpoints, and the steps since the newest one: a restart begins from them."""

@@ -1,1 +1,1 @@
-"""What the machine and the interpreter give: clocks, files, locks, memory, devices, packages, waits."""
+"""The machine and the interpreter: clocks, files, locks, memory, devices, packages, waits."""
