@@ -48,6 +48,7 @@ def configuration(name: str, directory: RunDirectory, ports: Ports) -> dict[str,
             **model,
             "weight_sources": [f"127.0.0.1:{ports.others[RELAY]}"],
             "concurrency_groups": 4,
+            "grader_environment": ["PYTHONSAFEPATH"],  # its graders are of the same release
         },
     }
     dials = None if name == COORDINATOR else ports.members

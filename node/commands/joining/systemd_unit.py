@@ -87,5 +87,5 @@ def _kept_units() -> Path:
     """Return the folder of units: beside this file in a wheel, in deploy/ of a checkout."""
     here = Path(__file__).resolve()
     return next(
-        path for path in (here.parent / "systemd", here.parents[2] / "deploy" / "systemd") if path.is_dir()
+        path for path in (here.parent / "systemd", here.parents[3] / "deploy" / "systemd") if path.is_dir()
     )

@@ -79,8 +79,8 @@ def test_nothing_is_taken_in_beyond_the_room_that_was_promised_or_twice(is_judge
     buffer.arrive(arrived("b"))
     if is_judged:
         buffer.admit(make_group("b"))
-    for name in ("b", "c"):
-        with naming(ValueError, name):
+    for name, told in (("b", "group b"), ("c", "2 groups")):
+        with naming(ValueError, told):
             buffer.arrive(arrived(name))
     assert len(buffer) == 2
 

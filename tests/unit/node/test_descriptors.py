@@ -12,7 +12,7 @@ from node.system import descriptors
 
 @pytest.mark.parametrize(("soft", "hard", "expected"), [(64, 128, 128), (128, 128, 128)])
 def test_the_soft_limit_is_raised_to_the_hard_one(soft: int, hard: int, expected: int) -> None:
-    program = "from node import descriptors; print(descriptors.raise_limit(), descriptors.limit())"
+    program = "from node.system import descriptors; print(descriptors.raise_limit(), descriptors.limit())"
     done = subprocess.run(
         [sys.executable, "-c", program],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)),
