@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from node.commands.config_command import add_configuration_arguments, print_resolved, resolve
 from node.commands.doctor.findings import faults_of, show
-from node.coordinator.work.verbs import VERBS
+from node.coordinator.work.orders.verbs import VERBS
 from node.errors import COMMAND_LINE, ConfigError, HeteroRLError, NotReadyError, StartupError
 from node.exit_code import ExitCode, exit_code_of_faults
 from node.process.role_context import ROLE_MODULES, in_order

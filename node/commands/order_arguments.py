@@ -10,7 +10,7 @@ from typing import Final
 from node.commands.known_nodes import bad_node, check_known
 from node.commands.terminal import name
 from node.config.setting_sources import value_of_text
-from node.coordinator.work.verbs import Takes, Verb
+from node.coordinator.work.orders.verbs import Takes, Verb
 from node.enrolment.authority import Authority
 from node.enrolment.init_run import AUTHORITY_DIRECTORY
 from node.enrolment.move_notice import sign_move

@@ -19,8 +19,8 @@ from typing import Any, Final, Protocol
 from node.commands.known_nodes import bad_node
 from node.commands.order_arguments import DECLARATIONS, READERS
 from node.commands.terminal import add_coordinator_state, coordinator_state, printable
-from node.coordinator.work.order_decisions import new_ones
-from node.coordinator.work.verbs import VERBS, Repeated, Verb
+from node.coordinator.work.orders.order_decisions import new_ones
+from node.coordinator.work.orders.verbs import VERBS, Repeated, Verb
 from node.errors import COMMAND_LINE, ConfigError, Reason, RefusedError
 from node.exit_code import ExitCode
 from node.identity.run_description import FILE_NAME as RUN_FILE

@@ -21,7 +21,7 @@ from node.coordinator.work.decisions.findings import Checked
 from node.coordinator.work.decisions.step_history import Hello, Outcome
 from node.coordinator.work.decisions.trust import Quarantine, quarantine
 from node.coordinator.work.decisions.verdicts import Judged, Submitted
-from node.coordinator.work.order_decisions import Answered, answered
+from node.coordinator.work.orders.order_decisions import Answered, answered
 from node.coordinator.work.samplers.sampler_standing import Standing
 from node.coordinator.work.terms.model_check import Learner
 from node.errors import Reason, RefusedError

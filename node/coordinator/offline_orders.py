@@ -17,8 +17,8 @@ from node.coordinator.ledger.ledger_file import FILE_NAME, Ledger, lock_of
 from node.coordinator.ledger.ledger_rows import LedgerEngine
 from node.coordinator.older_orders import older_orders, set_aside
 from node.coordinator.work.balance import Transaction
-from node.coordinator.work.order_decisions import decided, new_ones
-from node.coordinator.work.orders import Orders
+from node.coordinator.work.orders.order_decisions import decided, new_ones
+from node.coordinator.work.orders.orders import Orders
 from node.errors import COMMAND_LINE, Reason, RefusedError, StartupError
 from node.process.last_start import FILE_NAME as LAST_START
 from node.system.extras import NeededPackage

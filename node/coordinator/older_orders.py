@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from node.coordinator.work.orders import Orders
+from node.coordinator.work.orders.orders import Orders
 from node.errors import StartupError
 from node.identity.files import cannot_read
 from node.identity.peer import is_name

@@ -21,7 +21,7 @@ from node.coordinator.published import Published
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Balance, Transaction
 from node.coordinator.work.decisions.upkeep import task_is
-from node.coordinator.work.orders import Orders
+from node.coordinator.work.orders.orders import Orders
 from node.coordinator.work.terms.run_data import NO_DATA, agreed_data
 from node.errors import ConfigError, Reason, RefusedError, StartupError
 from node.process.role_context import RoleContext

@@ -17,10 +17,10 @@ import grpc.aio
 from heterorl.v1 import orders_pb2, orders_pb2_grpc
 from node.coordinator.learner_stream import LearnerStreams
 from node.coordinator.run_ledger import RunLedger
-from node.coordinator.work import order_decisions
-from node.coordinator.work.order_decisions import Answered, Given
-from node.coordinator.work.orders import FOR_LEARNER
-from node.coordinator.work.verbs import VERBS
+from node.coordinator.work.orders import order_decisions
+from node.coordinator.work.orders.order_decisions import Answered, Given
+from node.coordinator.work.orders.orders import FOR_LEARNER
+from node.coordinator.work.orders.verbs import VERBS
 from node.errors import Reason, RefusedError
 from node.rpc.local_socket import LocalServer, answered
 from node.values.operator_order import PARDON, Order

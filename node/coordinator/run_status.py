@@ -17,7 +17,7 @@ from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import Peers
 from node.coordinator.work.capacity import Capacity
 from node.coordinator.work.decisions.leasing import room
-from node.coordinator.work.orders import DRAINED, Orders
+from node.coordinator.work.orders.orders import DRAINED, Orders
 from node.page.run_sections import RunView, run_sections
 from node.page.section import Section
 from node.page.step_curves import StepCurves

@@ -20,7 +20,7 @@ from node.coordinator.work.checks.check_queue import Held
 from node.coordinator.work.checks.reward_checks import RewardChecks
 from node.coordinator.work.delivery import NewcomersPart, SpooledGroups
 from node.coordinator.work.evaluation.evaluations import Evaluations
-from node.coordinator.work.orders import Orders
+from node.coordinator.work.orders.orders import Orders
 from node.coordinator.work.samplers.sampler_standing import Standing, checked_share
 from node.coordinator.work.samplers.standings import Standings
 from node.coordinator.work.samplers.tallies import Tallies, Tally

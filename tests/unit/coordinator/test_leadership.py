@@ -16,7 +16,7 @@ from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.ledger.ledger_postgresql import PostgresqlLedger
 from node.coordinator.ledger.shared_records import SharedRecords
 from node.coordinator.work.balance import Transaction
-from node.coordinator.work.orders import Orders
+from node.coordinator.work.orders.orders import Orders
 from node.coordinator.work.samplers.tallies import Tally
 from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.enrolment.tokens import Token

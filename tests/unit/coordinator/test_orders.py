@@ -7,9 +7,9 @@ from hypothesis import given as given_by
 from hypothesis import settings, strategies
 
 from node.coordinator.work.balance import Transaction
-from node.coordinator.work.order_decisions import decided, new_ones
-from node.coordinator.work.orders import Orders
-from node.coordinator.work.verbs import VERBS, Takes
+from node.coordinator.work.orders.order_decisions import decided, new_ones
+from node.coordinator.work.orders.orders import Orders
+from node.coordinator.work.orders.verbs import VERBS, Takes
 from node.errors import Reason
 from node.values.operator_order import (
     DRAIN,

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from node.coordinator.work.orders import Orders
-from node.coordinator.work.verbs import VERBS, Repeated, Takes, Verb
+from node.coordinator.work.orders.orders import Orders
+from node.coordinator.work.orders.verbs import VERBS, Repeated, Takes, Verb
 from node.errors import Reason, RefusedError
 from node.values.operator_order import Order, OrderAnswer
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from node.coordinator.work.orders import FOR_LEARNER
+from node.coordinator.work.orders.orders import FOR_LEARNER
 from node.values.operator_order import (
     DRAIN,
     EVERYBODY,

@@ -1,0 +1,1 @@
+"""Operators' orders: their verbs, what each one changes, and which hold."""
