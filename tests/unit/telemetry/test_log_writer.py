@@ -66,7 +66,8 @@ def test_while_lines_are_dropped_a_gap_is_one_and_not_one_for_each_line_that_goe
     while len(found := text.splitlines()) - len(gaps := lost(found)) + sum(gaps) < written.count("\n"):
         text += os.read(reading, PIPE_BYTES).decode()
     assert sum(gaps) > 50
-    assert len(gaps) <= 3
+    # How often the queue is full and empty again is the scheduler's; a gap for each line would be one of 1.
+    assert len(gaps) <= sum(gaps) / 10
 
 
 def lost(lines: list[str]) -> list[int]:
