@@ -13,6 +13,7 @@ import contextlib
 import enum
 import random
 import shutil
+import sqlite3
 import sys
 import time
 from collections import Counter
@@ -26,8 +27,9 @@ from deploy.runs.processes import Children
 from deploy.runs.records import StepTail
 from deploy.runs.run_directory import COORDINATOR, LEARNER
 from node.commands.status.status_command import fetch_status
-from node.coordinator.ledger.ledger_check import examine
+from node.coordinator.ledger.ledger_check import examine, facts_in, reading
 from node.coordinator.ledger.ledger_file import FILE_NAME
+from node.coordinator.work.terms.model_check import Learner
 from node.errors import RefusedError
 from node.exit_code import ExitCode
 from node.rpc.channel import ConnectionLost
@@ -146,7 +148,7 @@ class Campaign:
         known = examine(newest).last_step
         await self._put_back(older, way)
         behind = known - examine(self._ledger).last_step
-        if not examine(self._ledger).slots:  # all there ever was stood in the -wal file
+        if not _knows_a_learner(self._ledger):  # all there ever was stood in the -wal file
             gap, answered_s = await self._refuses_to_start(), 0.0
         else:
             gap, answered_s = await self._answer(await self._restart(order))
@@ -261,3 +263,11 @@ class Campaign:
         doubled = [slot for slot, times in slots.items() if times > 1]
         if doubled:
             self.violations.append(f"{len(doubled)} slots were trained on twice, {doubled[0]} among them")
+
+
+def _knows_a_learner(ledger: Path) -> bool:
+    with reading(ledger) as connection:
+        try:
+            return next(facts_in(connection, Learner), None) is not None
+        except sqlite3.OperationalError:  # even its tables stood in the -wal file
+            return False
