@@ -69,7 +69,7 @@ class OrderCommand:
 
         Raises:
             ConfigError: an argument is wrong, or about nothing that there is.
-            StartupError: there is no coordinator's state, or nobody can take the orders.
+            StartupError: the directory has no coordinator's state, or another process holds its ledger.
             RefusedError: the coordinator could not take them.
         """
         state, verb = coordinator_state(arguments), self.verb

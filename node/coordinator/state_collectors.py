@@ -74,7 +74,7 @@ _EVALUATION_GAUGES: Final[tuple[_Gauge, ...]] = (
 
 
 class EvaluationCollector(Collector):
-    """The evaluations as metrics: none before the first, and none of a score where there is no score."""
+    """Metrics of evaluations: absent before the first; without a score where too few answered."""
 
     def __init__(self) -> None:
         self.status = EvaluationStatus()

@@ -35,7 +35,6 @@ _OPENING: Final = frozenset({"(", "[", "{", "\\{", "\\(", "\\["})
 _CLOSING: Final = frozenset({")", "]", "}", "\\}", "\\)", "\\]"})
 _MATHEMATICS: Final = _OPENING | _CLOSING | frozenset("/:^*+-±<>≤≥≠√|$€£¥%°_\N{EN DASH}")
 """Signs that make one thing of the numbers beside them."""
-_CURRENCIES: Final = frozenset("$€£¥")
 
 _LIST_WORDS: Final = frozenset({"or", "and", "to", "through", "out", "of"})
 _TIMES: Final = frozenset({"am", "pm", "AM", "PM", "dozen", "half", "quarter", "quarters", "third", "thirds"})

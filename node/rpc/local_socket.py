@@ -91,7 +91,7 @@ def _descriptor(directory: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def local_channel(path: Path) -> Iterator[grpc.Channel | None]:
-    """Yield a channel to the service on a socket; None: there is no socket.
+    """Yield a channel to the service on a socket, or None where the socket does not exist.
 
     Raises StartupError: this user may not open it.
     """

@@ -27,7 +27,6 @@ from node.telemetry.own_faults import OwnFaults
 logger = logging.getLogger(__name__)
 
 PREFIX: Final = "heterorl_"
-NODE_LABEL: Final = "node"
 
 
 def create_registry() -> CollectorRegistry:

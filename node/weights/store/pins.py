@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 class Pins:
     def __init__(self, path: Path) -> None:
-        """Read what an earlier process pinned; nothing is pinned where there is no file."""
+        """Read the pins of an earlier process; without a file there are none."""
         self._path = path
         self._versions: frozenset[int] | None = frozenset()
         """None: not known."""
