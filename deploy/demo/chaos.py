@@ -136,7 +136,7 @@ def _peers_came_back(fault: Fault, seen: Observation) -> Check:
     return Check(
         f"coordinator killed at version {fault.version}",
         len(joined) > len(SAMPLERS) and after > 0,
-        f"noticed: by {', '.join(joined) or 'no peer'}, rejoining the new coordinator by themselves. "
+        f"noticed: by {', '.join(joined) or 'no peer'}, which joined again by themselves. "
         f"Repaired: serving after {fault.away_s:.1f} s, longest pause between steps "
         f"{_longest_pause_s(fault, seen.steps):.1f} s, {after} versions made since",
     )

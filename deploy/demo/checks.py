@@ -40,8 +40,8 @@ def _far_sampler_took_part(steps: Sequence[Step]) -> Check:
     shared = [step for step in steps if any(group.sampler_id != FAR for group in step.groups)]
     _, staleness = staleness_of(FAR, shared)
     return Check(
-        "the far sampler is late and trained on",
+        "the far sampler's groups arrive late and are trained on",
         groups > 0 and staleness >= FAR_STALENESS_VERSIONS,
-        f"{groups} groups; {staleness:.2f} versions stale in the mean (at least {FAR_STALENESS_VERSIONS:g}), "
+        f"{groups} groups; {staleness:.2f} versions stale on average (at least {FAR_STALENESS_VERSIONS:g}), "
         "counting the steps that the near one had a part in",
     )

@@ -52,7 +52,7 @@ class CompletionSample:
         versions = f"version {oldest}" if oldest == newest else f"versions {oldest} to {newest}"
         return (
             f"reward {self.reward:.4g}, advantage {self.advantage:+.2f}, {self.tokens} tokens, "
-            f"ended by {self.finish}, sampled from {versions}"
+            f"finish: {self.finish}, sampled from {versions}"
             + "".join(f", {name} {value:.4g}" for name, value in self.metrics.items())
         )
 

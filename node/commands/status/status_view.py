@@ -62,11 +62,11 @@ def _headline(status: RunStatus) -> Iterator[Text]:
     if line.waits_for:
         said = f"{line.doing}; it waits for {line.waits_for}, for {duration(line.for_s)}"
     else:
-        said = f"{line.doing}; the newest version is {duration(line.for_s)} old"
+        said = f"{line.doing}; that version is {duration(line.for_s)} old"
     yield Text(printable(said[:1].upper() + said[1:] + "."), "bold")
     if status.peer_counts:
-        counted = ", ".join(f"{one.peers} {one.role} {one.state}" for one in status.peer_counts)
-        yield Text(printable(counted))
+        peers = ", ".join(f"{counted(one.peers, one.role)} {one.state}" for one in status.peer_counts)
+        yield Text(printable(peers))
     yield Text()
 
 

@@ -49,5 +49,5 @@ def told(status: RunStatus) -> list[str]:
         if one.remedy:
             lines.append(printable(f"{indent}  -> {one.remedy}"))
     if not lines and (now := status.headline) is not None:
-        lines.append(printable(f"it moves: {now.doing}; the newest version is {duration(now.for_s)} old"))
+        lines.append(printable(f"it moves: {now.doing}; that version is {duration(now.for_s)} old"))
     return lines or ["it moves"]

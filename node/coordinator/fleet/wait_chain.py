@@ -219,12 +219,12 @@ def _causes(facts: Facts, samplers: Sequence[WaitingSamplers]) -> tuple[str, tup
             return f"groups are graded at {version}", (missing, _of_verifiers(facts))
         doing = f"{counted(facts.live_samplers, 'sampler', 'fills/fill')} the batch after {version}"
         return doing, (missing, *_of_samplers(samplers))
-    ready = counted(facts.ready_groups, "group", "is ready/are ready")
     if learner and learner != "rollout groups":
         slow = Wait("the learner", learner, learner_s, remedy(learner, for_s=learner_s))
+        ready = counted(facts.ready_groups, "group", "is ready/are ready")
         return f"{ready} for the learner after {version}", (slow,)
-    full = "" if facts.capacity_groups else f", no more are leased (bound by {facts.capacity_bound})"
-    return f"training after {version}, {ready}{full}", ()
+    full = "" if facts.capacity_groups else f", and no more are leased (bound by {facts.capacity_bound})"
+    return f"training at {version}, with {counted(facts.ready_groups, 'group')} ready{full}", ()
 
 
 def _of_verifiers(facts: Facts) -> Wait:

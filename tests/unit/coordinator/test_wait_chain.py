@@ -80,7 +80,7 @@ def test_the_coordinators_own_fault_is_told_before_anything_that_others_wait_for
         ({"live_learners": 0, "live_samplers": 2}, "2 samplers go on with version 7"),
         ({"live_samplers": 1, "ready_groups": 1}, "1 sampler fills the batch after version 7"),
         ({"lacks_verifier": True, "ready_groups": 1}, "1 group waits at version 7"),
-        ({"ready_groups": 1, "batch_groups": 1}, "training after version 7, 1 group is ready"),
+        ({"ready_groups": 1, "batch_groups": 1}, "training at version 7, with 1 group ready"),
     ],
 )
 def test_one_is_singular(facts: Any, doing: str) -> None:
@@ -97,12 +97,12 @@ def test_a_pause_is_told_before_what_follows_from_it_with_its_end() -> None:
 
 
 def test_a_run_that_moves_waits_for_nothing() -> None:
-    moving = Headline("training after version 7, 8 groups are ready", "", 90.0)
+    moving = Headline("training at version 7, with 8 groups ready", "", 90.0)
     assert explained(FACTS, ()) == (moving, ())
     between_two_batches = replace(FACTS, learner_waits_for="rollout groups")
     assert explained(between_two_batches, ()) == (moving, ())
     full, _ = explained(replace(FACTS, capacity_groups=0), ())
-    assert full.doing.endswith("8 groups are ready, no more are leased (bound by concurrency)")
+    assert full.doing.endswith("with 8 groups ready, and no more are leased (bound by concurrency)")
 
 
 LEARNER_GONE = "the learner, which is not heard of"

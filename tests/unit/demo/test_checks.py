@@ -45,7 +45,7 @@ def test_a_far_sampler_that_is_not_late_is_none(staleness: int) -> None:
         replace(step, groups=(step.groups[0], replace(step.groups[1], staleness_versions=staleness)))
         for step in make_steps()
     ]
-    assert _broken(steps) == ["the far sampler is late and trained on"]
+    assert _broken(steps) == ["the far sampler's groups arrive late and are trained on"]
 
 
 def test_while_the_near_sampler_is_dead_the_far_one_need_not_be_late() -> None:
@@ -63,7 +63,7 @@ def test_a_far_sampler_without_a_trained_group_took_no_part() -> None:
         replace(step, groups=tuple(replace(group, sampler_id=NEAR) for group in step.groups))
         for step in make_steps()
     ]
-    assert _broken(steps) == ["the far sampler is late and trained on"]
+    assert _broken(steps) == ["the far sampler's groups arrive late and are trained on"]
 
 
 @pytest.mark.parametrize("place", [0, 15, 29])

@@ -231,7 +231,7 @@ def test_the_command_shows_hostile_text_and_the_terminal_obeys_none_of_it(
     assert "| <script>alert(1)</script>&amp;'\"\n| \\x1b[2J" in out
     assert "[bold red]markup[/]" in out
     assert "version 3, 1970-01-01 00:00:00 UTC: group 3.1, 1 of 2 completions by far, 1 versions stale" in out
-    assert "reward 1, advantage +0.50, 3 tokens, ended by end, sampled from versions 2 to 3" in out
+    assert "reward 1, advantage +0.50, 3 tokens, finish: end, sampled from versions 2 to 3" in out
     assert command(tmp_path, "--json") == 0
     assert capsys.readouterr().out.isascii()
 

@@ -321,8 +321,8 @@ def test_samplers_with_another_grader_are_named_with_what_to_do() -> None:
     ("line", "said"),
     [
         (
-            Headline("training after version 42, 9 groups are ready", "", 30.4),
-            "Training after version 42, 9 groups are ready; the newest version is 30 s old.",
+            Headline("training at version 42, with 9 groups ready", "", 30.4),
+            "Training at version 42, with 9 groups ready; that version is 30 s old.",
         ),
         (
             Headline("3 samplers go on with version 42", "the learner, which is not heard of", 7200.0),
@@ -337,7 +337,7 @@ def test_the_first_line_says_what_the_run_does_and_waits_for_and_since_when(
     counts = (PeerCount(Role.LEARNER, "silent", 1), PeerCount(Role.SAMPLER, "live", 9999))
     first, second, *_ = rendered(replace(RUN, headline=line, peer_counts=counts)).splitlines()
     assert first == said
-    assert second == "1 learner silent, 9999 sampler live"
+    assert second == "1 learner silent, 9999 samplers live"
 
 
 def test_what_is_unusual_comes_before_the_peers_with_some_of_their_names() -> None:
