@@ -2,7 +2,8 @@
 
 A new setting is a field here, with its bounds, what moving it does, and ``Live`` if `heterorl-node set` may
 change it in a run; and the place that uses it. The configuration has it as a key of [learner], the journal's
-entry of each step keeps it, a step that is taken again has it as it was, and every rank is told of it.
+entry of each step keeps it, a step that is taken again has it as it was, and every rank is told of it. Its
+default leaves steps as they were, and never changes: entries written before it was there mean the default.
 """
 
 import math

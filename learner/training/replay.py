@@ -63,7 +63,8 @@ class ReplaySettings:
         step = StepSettings.of(now)
         taken = {key: entry[key] for key in StepSettings.model_fields if key in entry}
         try:
-            step = StepSettings.model_validate(step.model_dump() | taken)
+            # Newer software's settings were at their defaults when the step was taken.
+            step = StepSettings.model_validate(taken)
         except ValidationError as error:  # of a version that had other settings
             changed.append(f"the settings of then are not valid now: {error}")
         if step.reference_kl_coefficient and not has_reference:

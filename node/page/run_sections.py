@@ -132,6 +132,8 @@ def _waits(status: RunStatus) -> Iterator[Section]:
 
 def _summary(view: RunView) -> Iterator[tuple[str, object]]:
     yield from ((name, view.settings[name]) for name in _TOLD_SETTINGS if name in view.settings)
+    if view.status is not None:
+        yield from ((line.heading, line.text) for line in view.status.lines)
     steps = view.steps
     if steps is not None and steps.made_at_s:
         first_s, last_s = (list(steps.made_at_s.values())[end] for end in (0, -1))

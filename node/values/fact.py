@@ -36,6 +36,17 @@ class Fact:
 
     kind: ClassVar[str]
     """As in the ledger; never used again for anything else."""
+    heading: ClassVar[str] = ""
+    """Heading of its line in the state of the run, at most nine characters. Only a kind of which a run has
+    one fact may have a line."""
+
+    def told(self, now: float) -> str:
+        """Return its line in the state of the run, for people; empty: nothing to tell.
+
+        Args:
+            now: Unix seconds on the coordinator's clock.
+        """
+        return ""
 
     @property
     def key(self) -> str:

@@ -213,6 +213,14 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
+class StatusLine:
+    """A line of the state of the run, for people."""
+
+    heading: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Unusual:
     """Something about some peers that is not as it should be."""
 
@@ -256,6 +264,8 @@ class RunStatus:
     """Who says so, for people."""
     exportable_best: int | None = None
     """The best version as the learner has written it down; None: it has not, or is not there."""
+    lines: tuple[StatusLine, ...] = ()
+    """Lines that features tell besides."""
     matching_peers: int = 0
     """How many peers met the conditions; ``peers`` is a page of them."""
     peer_counts: tuple[PeerCount, ...] = ()

@@ -39,6 +39,7 @@ def header(status: RunStatus) -> Text:
         "software": _software(status.peers),
         "bad": _bad_prompts(status),
     }
+    lines |= {line.heading: [line.text] for line in status.lines}
     alarms = {"ledger"} | ({"teaching"} if status.teaching and status.teaching.idle_s else set())
     header = Text()
     for name, values in lines.items():
@@ -46,7 +47,7 @@ def header(status: RunStatus) -> Text:
         value = f"\n{'':10}".join(map(printable, values))
         if value:
             header.append("\n" if header else "")
-            header.append(f"{name:10}", "bold").append(value, "bold red" if name in alarms else "")
+            header.append(f"{printable(name):10}", "bold").append(value, "bold red" if name in alarms else "")
     return header
 
 

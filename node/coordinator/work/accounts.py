@@ -6,15 +6,16 @@ restart reads back. No counter has a second source.
     slots, group --> slot table, spool        steps, versions --> the newest record, the version log
     facts --by kind--> the reducer that ``Accounts`` names for it
 
-A feature with something durable to say has a ``Fact`` and a reducer in a module of its own, its fact in
-``balance.FACTS``, and its reducer in ``Accounts.go_back``; no other module of the ledger knows of it.
+A feature with something durable to say has a ``Fact`` in a module of its own, and its class in
+``balance.FACTS``. ``only`` returns the one fact of a kind, and ``told`` its line for `status`. A kind of
+which there are many also has a reducer, named in ``Accounts.go_back``. Nothing else knows of it.
 """
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from node.coordinator.work.balance import Balance, Transaction
+from node.coordinator.work.balance import FACTS, Balance, Transaction
 from node.coordinator.work.capacity import Load
 from node.coordinator.work.checks.check_queue import Held
 from node.coordinator.work.checks.reward_checks import RewardChecks
@@ -44,9 +45,10 @@ from node.coordinator.work.terms.run_data import NO_DATA, DataSeen
 from node.coordinator.work.terms.run_terms import RunGrader, RunTerms
 from node.coordinator.work.version_log import VersionLog
 from node.values.evaluation import Evaluation
-from node.values.fact import Newest
+from node.values.fact import Newest, OneFact
 from node.values.failure import BadPrompt
 from node.values.operator_order import Order
+from node.values.run import StatusLine
 
 
 class Accounts:
@@ -87,8 +89,6 @@ class Accounts:
         self.bad_prompts = BadPrompts(balance.of(BadPrompt), retry_s=terms.prompt_retry_s)
         self.orders = Orders(balance.of(Order))
         self._generations = Generations(balance.of(Generation))
-        self._learner = Newest(balance.only(Learner))
-        self._data = Newest(balance.only(DataSeen))
         self.slots = SlotTable(
             balance.slots,
             generations=balance.of(Generation),
@@ -106,16 +106,18 @@ class Accounts:
             lease_ttl_s=terms.lease_ttl_s,
             now=now,
         )
-        self._reducers: Mapping[str, Callable[[Any], None]] = {
+        many: dict[str, Callable[[Any], None]] = {
             Tally.kind: self.tallies.apply,
             Standing.kind: self.standings.apply,
             BadPrompt.kind: self.bad_prompts.apply,
             Order.kind: self.orders.apply,
             Generation.kind: self._generations.apply,
             Evaluation.kind: self.evaluations.apply,
-            Learner.kind: self._learner.apply,
-            DataSeen.kind: self._data.apply,
             NotedOptions.kind: self._note_changed_options,
+        }
+        self._only = {kind: Newest(balance.only(kind)) for kind in FACTS if kind.kind not in many}
+        self._reducers: Mapping[str, Callable[[Any], None]] = many | {
+            kind.kind: newest.apply for kind, newest in self._only.items()
         }
         self._accepts_loss = balance.accepts_loss
         self.versions = VersionLog(balance.announced)
@@ -138,12 +140,24 @@ class Accounts:
     @property
     def learner(self) -> Learner | None:
         """The learner that may publish; None: none has ever joined."""
-        return self._learner.fact
+        return self.only(Learner)
 
     @property
     def data(self) -> DataSeen:
         """The rows that the prompts are made from; ``NO_DATA``: samplers have their own."""
-        return self._data.fact or NO_DATA
+        return self.only(DataSeen) or NO_DATA
+
+    def only(self, kind: type[OneFact]) -> OneFact | None:
+        """Return the fact of a kind of which a run has one and no reducer is named, or None."""
+        fact = self._only[kind].fact
+        assert fact is None or isinstance(fact, kind)
+        return fact
+
+    def told(self, *, now: float) -> tuple[StatusLine, ...]:
+        """Return the lines of those facts for the state of the run."""
+        facts = (newest.fact for newest in self._only.values())
+        lines = (StatusLine(fact.heading, fact.told(now)) for fact in facts if fact is not None)
+        return tuple(line for line in lines if line.text)
 
     @property
     def grader(self) -> RunGrader:

@@ -981,6 +981,7 @@ class GetStatusResponse(_message.Message):
     GRADER_DIGEST_FIELD_NUMBER: _builtins.int
     GRADER_SAID_BY_FIELD_NUMBER: _builtins.int
     EXPORTABLE_BEST_FIELD_NUMBER: _builtins.int
+    LINES_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run."""
     learner_epoch: _builtins.int
@@ -1069,6 +1070,10 @@ class GetStatusResponse(_message.Message):
     def teaching(self) -> Global___Teaching:
         """What the newest batches taught. Unset: the learner has reported none since the coordinator started."""
 
+    @_builtins.property
+    def lines(self) -> _containers.RepeatedCompositeFieldContainer[Global___StatusLine]:
+        """What features of the coordinator have to tell besides; at most 32."""
+
     def __init__(
         self,
         *,
@@ -1099,16 +1104,43 @@ class GetStatusResponse(_message.Message):
         grader_digest: _builtins.bytes = ...,
         grader_said_by: _builtins.str = ...,
         exportable_best: _builtins.int | None = ...,
+        lines: _abc.Iterable[Global___StatusLine] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_exportable_best", b"_exportable_best", "evaluation", b"evaluation", "exportable_best", b"exportable_best", "head", b"head", "headline", b"headline", "step", b"step", "teaching", b"teaching"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exportable_best", b"_exportable_best", "bad_prompt_reasons", b"bad_prompt_reasons", "bad_prompts", b"bad_prompts", "bad_prompts_total", b"bad_prompts_total", "batch_groups", b"batch_groups", "capacity_bound", b"capacity_bound", "capacity_groups", b"capacity_groups", "evaluation", b"evaluation", "exportable_best", b"exportable_best", "grader_digest", b"grader_digest", "grader_said_by", b"grader_said_by", "head", b"head", "headline", b"headline", "learner_epoch", b"learner_epoch", "ledger_gap", b"ledger_gap", "matching_peers", b"matching_peers", "max_staleness_versions", b"max_staleness_versions", "now_s", b"now_s", "peer_counts", b"peer_counts", "peers", b"peers", "prompts", b"prompts", "run_id", b"run_id", "slots", b"slots", "step", b"step", "teaching", b"teaching", "unusual", b"unusual", "verdicts", b"verdicts", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exportable_best", b"_exportable_best", "bad_prompt_reasons", b"bad_prompt_reasons", "bad_prompts", b"bad_prompts", "bad_prompts_total", b"bad_prompts_total", "batch_groups", b"batch_groups", "capacity_bound", b"capacity_bound", "capacity_groups", b"capacity_groups", "evaluation", b"evaluation", "exportable_best", b"exportable_best", "grader_digest", b"grader_digest", "grader_said_by", b"grader_said_by", "head", b"head", "headline", b"headline", "learner_epoch", b"learner_epoch", "ledger_gap", b"ledger_gap", "lines", b"lines", "matching_peers", b"matching_peers", "max_staleness_versions", b"max_staleness_versions", "now_s", b"now_s", "peer_counts", b"peer_counts", "peers", b"peers", "prompts", b"prompts", "run_id", b"run_id", "slots", b"slots", "step", b"step", "teaching", b"teaching", "unusual", b"unusual", "verdicts", b"verdicts", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__exportable_best: _TypeAlias = _typing.Literal["exportable_best"]  # noqa: Y015
     _WhichOneofArgType__exportable_best: _TypeAlias = _typing.Literal["_exportable_best", b"_exportable_best"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__exportable_best) -> _WhichOneofReturnType__exportable_best | None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class StatusLine(_message.Message):
+    """A line of the state of the run, for people."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADING_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    heading: _builtins.str
+    """What it is about, in a word."""
+    text: _builtins.str
+    """One line."""
+    def __init__(
+        self,
+        *,
+        heading: _builtins.str = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heading", b"heading", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StatusLine: _TypeAlias = StatusLine  # noqa: Y015
 
 @_typing.final
 class PeerCount(_message.Message):

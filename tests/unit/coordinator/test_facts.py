@@ -16,6 +16,7 @@ from node.values.evaluation import Evaluation
 from node.values.fact import VALUE_CHARACTERS, Fact, MalformedFactError
 from node.values.failure import BadPrompt, Failure
 from node.values.operator_order import Order
+from node.values.run import StatusLine
 from node.values.verdict import Verdict
 from support.coordinator import NOW_S, make_accounts
 
@@ -110,6 +111,20 @@ def test_a_fact_is_written_as_every_release_reads_it(
 def test_every_kind_is_written_in_one_form_here_and_has_a_name_of_its_own() -> None:
     assert {type(fact) for fact in (*WRITTEN, TALLY)} == {Owner, *FACTS}
     assert len(KINDS) == len(FACTS) + 1
+
+
+def test_a_fact_is_told_by_its_own_line_after_a_restart_too() -> None:
+    accounts = make_accounts()
+    assert accounts.told(now=NOW_S) == ()
+    data = DataSeen(b"\xab", 10, 2)
+    accounts.apply(Transaction(facts=(data,)), now=NOW_S)
+    lines = accounts.told(now=NOW_S)
+    assert lines == (StatusLine("data", "10 rows, 2 held out"),)
+    accounts.go_back(Balance(facts=(data,)), now=NOW_S)
+    assert accounts.told(now=NOW_S) == lines
+    headings = [kind.heading for kind in FACTS if kind.heading]
+    assert len(set(headings)) == len(headings)
+    assert max(map(len, headings)) <= 9
 
 
 @pytest.mark.parametrize("fact", [fact for fact in (*WRITTEN, TALLY) if not isinstance(fact, Owner)])

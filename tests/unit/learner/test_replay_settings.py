@@ -29,6 +29,13 @@ def test_a_step_has_the_settings_it_was_taken_with() -> None:
     assert again.step == StepSettings.of(then)
 
 
+def test_a_setting_that_an_entry_is_older_than_is_at_its_default() -> None:
+    entry = settings_of(config())
+    del entry["betas"]
+    again = ReplaySettings.of(entry, config(betas=(0.5, 0.9)), has_reference=False)
+    assert (again.step.betas, again.changed) == (StepSettings.model_fields["betas"].default, ())
+
+
 @pytest.mark.parametrize(
     ("then", "entry", "said"),
     [

@@ -27,6 +27,7 @@ from node.values.run import (
     RecommendedStaleness,
     Role,
     RunStatus,
+    StatusLine,
     StepReport,
     Teaching,
     Unusual,
@@ -338,6 +339,14 @@ def test_the_first_line_says_what_the_run_does_and_waits_for_and_since_when(
     first, second, *_ = rendered(replace(RUN, headline=line, peer_counts=counts)).splitlines()
     assert first == said
     assert second == "1 learner silent, 9999 samplers live"
+
+
+def test_lines_that_features_tell_stand_under_their_headings_and_send_no_escapes() -> None:
+    lines = (StatusLine("data", "10 rows, 2 held out"), StatusLine("x\x1b[2J", "y\x1b[2J"))
+    *_, data, other = (
+        line for line in rendered(replace(RUN, lines=lines)).splitlines() if "[2J" in line or "rows" in line
+    )
+    assert (data, other) == ("data      10 rows, 2 held out", "x[2J      y[2J")
 
 
 def test_what_is_unusual_comes_before_the_peers_with_some_of_their_names() -> None:

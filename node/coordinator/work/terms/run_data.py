@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 from node.errors import ConfigError
+from node.text.wording import counted
 from node.values.fact import Fact
 
 
@@ -12,6 +13,7 @@ class DataSeen(Fact):
     """The rows that a run's prompts are made from, as the coordinator found them."""
 
     kind: ClassVar[str] = "data"
+    heading: ClassVar[str] = "data"
 
     digest: bytes
     rows: int
@@ -26,6 +28,10 @@ class DataSeen(Fact):
             return "no data"
         held_out = f"{self.evaluation_rows} held out from row {self.held_out_at} on"
         return f"{self.rows} rows, digest {self.digest.hex()[:12]}, {held_out}"
+
+    def told(self, now: float) -> str:
+        """Return how many rows there are and are held out; empty: samplers have their own."""
+        return f"{counted(self.rows, 'row')}, {self.evaluation_rows} held out" if self.rows else ""
 
 
 NO_DATA: Final = DataSeen(b"", 0, 0)
