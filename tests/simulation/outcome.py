@@ -1,4 +1,4 @@
-"""What came of a simulated run: its story line by line, and the promises it broke."""
+"""The outcome of a simulated run: its story line by line, and the promises it broke."""
 
 import hashlib
 from collections import Counter

@@ -20,7 +20,7 @@ from support.waiting import until
 
 WALL_LIMIT_S = 2.0
 LEAST_TURNS = 10
-"""Of the event loop within that limit, of which it has two hundred on a machine with nothing else to do."""
+"""Fewest turns of the event loop within that limit; a machine with nothing else to do has two hundred."""
 PATIENCE_S = 20.0
 """For a busy machine to start a process; nothing here waits that long elsewhere."""
 
