@@ -5,8 +5,10 @@ from prometheus_client import generate_latest
 
 from heterorl.v1 import membership_pb2
 from node.coordinator import membership_servicer
+from node.errors import Reason
 from node.values.protocol import OURS, Spoken
-from support.hub import RunningHub, members, reason
+from support.by_rpc import refusal_of
+from support.hub import RunningHub, members
 from support.waiting import eventually
 
 
@@ -58,10 +60,10 @@ async def test_the_numbers_of_a_heartbeat_are_in_the_status_and_on_the_coordinat
 
         await eventually(is_shown)
         wrong = membership_pb2.SamplerFigures(starving_s=float("nan"))
-        assert await reason(sampler.heartbeat(sampler=wrong)) == "non_finite"
+        assert (await refusal_of(sampler.heartbeat(sampler=wrong))).reason is Reason.NON_FINITE
     async with hub.peer() as learner:
         await learner.join()
-        assert await reason(learner.heartbeat(sampler=figures)) == "wrong_role"
+        assert (await refusal_of(learner.heartbeat(sampler=figures))).reason is Reason.WRONG_ROLE
 
 
 async def test_in_a_large_fleet_those_who_ask_for_the_state_at_once_share_an_answer(
@@ -97,4 +99,4 @@ async def test_an_operator_asks_for_a_page_of_peers_and_hears_what_the_run_waits
         assert not page.unusual
         query = membership_pb2.PeerQuery(sort_by="age")
         wrong = asks.membership.GetStatus(membership_pb2.GetStatusRequest(query=query))
-        assert await reason(wrong) == "malformed"
+        assert (await refusal_of(wrong)).reason is Reason.MALFORMED

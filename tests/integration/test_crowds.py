@@ -143,18 +143,22 @@ async def test_the_coordinator_ends_in_time_while_a_thousand_callers_wait(
 ) -> None:
     record = Ledger.record
 
+    commits = 0
+
     def slowly(ledger: Ledger, *writes: Transaction) -> None:
+        nonlocal commits
         time.sleep(WRITE_S)
         record(ledger, *writes)
+        commits += 1
 
     async with crowded_hub(made) as (hub, _, crowd):
         monkeypatch.setattr(Ledger, "record", slowly)
         callers = [asyncio.create_task(asking(crowd[n % SAMPLERS], patience_s=60)) for n in range(CALLERS)]
         await asyncio.wait(callers, return_when=asyncio.FIRST_COMPLETED)
-        started_s = time.monotonic()
+        done = commits
         hub.stopping.set()
         await hub.running
-        # drain_timeout_s / 2 for rpcs in flight, a second for connections; eight commits take 16.
-        assert time.monotonic() - started_s < 10.0
+        # While rpcs in flight have drain_timeout_s / 2 to end; to answer all would take eight.
+        assert commits - done <= 3
         answers = await asyncio.gather(*callers)
         assert any(answer is None for answer in answers)

@@ -50,7 +50,6 @@ async def test_a_judge_is_asked_by_the_verifier_alone_and_samplers_need_none(
         data={"file": data},
         task_options={"grader": "judge", "judge": judge},
         graded_by="verifier",
-        max_staleness_versions=500,
     )
     asked = {"url": server.url, "models": ["wise"], "attempts": 1, "timeout_s": 5}
     async with (

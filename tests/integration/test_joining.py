@@ -1,9 +1,9 @@
 """One pasted line makes a sampler of a machine that has only the package."""
 
 import asyncio
-import contextlib
+import os
 import shutil
-import sys
+import signal
 import time
 import tomllib
 from collections.abc import AsyncIterator
@@ -31,6 +31,7 @@ from support.hub import RunningHub, joined, running_hub
 from support.identity import MadeRun
 from support.refusals import cannot_start, refused
 from support.sampler import learning
+from support.warm_processes import AsyncProcess, start_warm
 
 
 def token_of(hub: RunningHub, made: MadeRun, *, role: Role = Role.SAMPLER, uses: int = 1) -> str:
@@ -47,17 +48,31 @@ def token_of(hub: RunningHub, made: MadeRun, *, role: Role = Role.SAMPLER, uses:
     )
 
 
+JOIN = """
+import os, sys
+from node.commands.cli import main
+
+def becomes(path, command):
+    assert [path, *command[:3]] == [sys.executable, sys.executable, "-m", "node"]
+    sys.exit(main(command[3:]))
+
+os.execv = becomes
+sys.exit(main(["join", *sys.argv[1:]]))
+"""
+"""``heterorl-node join``; it becomes the daemon without exec, after which torch would be imported again."""
+
+
 @dataclass
 class Joining:
     """``heterorl-node join`` in a process of its own, and what it says."""
 
-    process: asyncio.subprocess.Process
+    process: AsyncProcess
     lines: list[str] = field(default_factory=list)
     heard: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def listen(self) -> None:
-        assert self.process.stderr is not None
-        async for line in self.process.stderr:
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
             await self._note(line.decode())
         await self._note("(ended)")
 
@@ -77,17 +92,13 @@ class Joining:
 
 @asynccontextmanager
 async def join_process(*argv: object) -> AsyncIterator[Joining]:
-    joining = Joining(
-        await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "node", "join", *map(str, argv)), stderr=asyncio.subprocess.PIPE
-        )
-    )
+    streams = asyncio.subprocess.PIPE, asyncio.subprocess.STDOUT
+    joining = Joining(await start_warm(["-c", JOIN, *map(str, argv)], *streams, env=os.environ))
     listening = asyncio.create_task(joining.listen())
     try:
         yield joining
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            joining.process.kill()
+        joining.process.kill()
         await joining.process.wait()
         await listening
 
@@ -131,7 +142,7 @@ async def test_one_line_contributes_and_the_same_line_goes_on_after_a_kill(
         async with asyncio.timeout(600), join_process(*line) as joining:
             await joining.says(f"known in run {made.run_id} as sampler {identity.node_id}")
             await joining.says('"event": "ready"')
-            joining.process.terminate()
+            joining.process.send_signal(signal.SIGTERM)
             assert await joining.process.wait() == 0
         assert model.stat().st_mtime_ns == fetched_at
 

@@ -67,7 +67,7 @@ async def test_a_verifier_that_came_before_the_learner_is_sent_no_group_if_it_re
 ) -> None:
     directory, told = changed
     async with (
-        running_hub(made, max_staleness_versions=500) as hub,
+        running_hub(made) as hub,
         verifying(made, hub.address, directory) as verifier,
     ):
         await until(lambda: hub.metric("heterorl_coordinator_verifiers") == 1)

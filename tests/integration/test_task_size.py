@@ -6,17 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from node.errors import ConfigError
+from node.errors import ConfigError, Reason
 from node.exit_code import ExitCode
 from sampler.engines.torch.torch_engine import TorchEngine
-from support.hub import HandPeer, reason, running_hub
+from support.by_rpc import refusal_of
+from support.hub import HandPeer, running_hub
 from support.identity import MadeRun
 from support.sampler import learning, sampling
 
 
-async def refusal(peer: HandPeer, prompts: int) -> str:
+async def refusal(peer: HandPeer, prompts: int) -> Reason:
     """Join as somebody whose task has so many prompts, and return the reason of the refusal."""
-    return await reason(peer.join(prompts=prompts))
+    return (await refusal_of(peer.join(prompts=prompts))).reason
 
 
 @pytest.mark.parametrize("configured", [200, 50])
@@ -48,7 +49,7 @@ async def test_no_number_of_samplers_says_how_many_prompts_there_are(made: MadeR
     async with running_hub(made, task="t", prompts=20) as hub, AsyncExitStack() as stack:
         for name in names:
             liar = await stack.enter_async_context(hub.peer(name))
-            assert await refusal(liar, 1 << 40) == "task_mismatch"
+            assert await refusal(liar, 1 << 40) is Reason.TASK_MISMATCH
         await liar.join(prompts=20)
         status = await liar.status()
         assert status.prompts == 20
@@ -58,12 +59,12 @@ async def test_no_number_of_samplers_says_how_many_prompts_there_are(made: MadeR
 async def test_the_number_may_be_changed_by_who_runs_the_coordinator(made: MadeRun) -> None:
     for runs, before in ((100, 20), (150, 100)):
         async with running_hub(made, task="t", prompts=runs) as hub, hub.peer(made.sampler) as sampler:
-            assert await refusal(sampler, before) == "task_mismatch"
+            assert await refusal(sampler, before) is Reason.TASK_MISMATCH
             await sampler.join(prompts=runs)
             assert (await sampler.status()).prompts == runs
 
 
 async def test_a_number_of_prompts_that_no_task_has_is_refused(made: MadeRun) -> None:
     async with running_hub(made, prompts=None) as hub, hub.peer(made.sampler) as sampler:
-        assert await refusal(sampler, -1) == "malformed"
-        assert await refusal(sampler, 1 << 50) == "malformed"
+        assert await refusal(sampler, -1) is Reason.MALFORMED
+        assert await refusal(sampler, 1 << 50) is Reason.MALFORMED

@@ -12,9 +12,10 @@ from collections import Counter
 
 from simulation.branches import Branches
 from simulation.faults import FaultKind, draw_plan
+from simulation.outcome import Outcome
 from simulation.planted import PLANTED, SEEDS, Planted
 from simulation.shrinking import shrunk, told
-from simulation.world import Outcome, simulate
+from simulation.world import simulate
 
 TRACED_SEEDS = 60
 """Runs whose lines are counted; counting makes them several times slower."""

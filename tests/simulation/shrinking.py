@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from simulation.faults import Fault, Plan
-from simulation.world import Outcome, simulate
+from simulation.outcome import Outcome
+from simulation.world import simulate
 
 RUNS = 120
 """Most runs for one story."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from support.identity import MadeRun
+from support.waiting import WITHIN_S
 from support.warm_processes import AsyncProcess, start_warm
 
 SETTINGS = {
@@ -41,7 +42,7 @@ class Coordinator:
 
     async def event(self, wanted: str) -> dict[str, Any]:
         """Return the first event of a name, once it is there."""
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(WITHIN_S):
             while True:
                 for event in self.events:
                     if event["event"] == wanted:

@@ -2,13 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeAlias
 
 import grpc.aio
-import pytest
 from prometheus_client import CollectorRegistry
 
 from heterorl.v1 import (
@@ -24,7 +23,7 @@ from node.coordinator.config import CoordinatorConfig
 from node.coordinator.coordinator_role import build
 from node.coordinator.coordinator_service import CoordinatorService
 from node.identity.identity_store import Identity
-from node.rpc.channel import REASON_KEY, Purpose, dial
+from node.rpc.channel import Purpose, dial
 from node.values.protocol import OURS
 from node.values.rollout import EncodedGroup, RolloutGroup
 from node.values.run import Role
@@ -269,13 +268,6 @@ def submission(
     """Return the submission of a group, or of the bytes that pass for one, with any one thing changed."""
     encoded = group_to_wire(group) if isinstance(group, RolloutGroup) else group
     return submission_to_wire(replace(encoded, group_id=group_id or encoded.group_id, **changes))
-
-
-async def reason(call: Awaitable[object]) -> str:
-    """Return why a call was refused."""
-    with pytest.raises(grpc.aio.AioRpcError) as error:
-        await call
-    return str(dict(error.value.trailing_metadata() or ())[REASON_KEY])
 
 
 async def first_answer(rpc: Callable[[], object], request: object) -> object:

@@ -101,7 +101,7 @@ async def start_warm(
     open_files: int | None = None,
     warm: str = OURS,
 ) -> AsyncProcess:
-    """Start ``python -m <arguments>``; the streams as for ``asyncio.create_subprocess_exec``."""
+    """Start ``python -m <arguments>`` or ``-c`` and a program; streams as for ``create_subprocess_exec``."""
     reader = None
     with contextlib.ExitStack() as stack:
         if stdout == asyncio.subprocess.PIPE:
@@ -113,6 +113,7 @@ async def start_warm(
             await loop.connect_read_pipe(lambda: protocol, os.fdopen(ours, "rb"))
         nowhere = os.open(os.devnull, os.O_RDONLY)
         stack.callback(os.close, nowhere)
+        stderr = stdout if stderr == asyncio.subprocess.STDOUT else stderr
         outputs = [each if isinstance(each, int) else each.fileno() for each in (stdout, stderr)]
         descriptors = dict(enumerate([nowhere, *outputs]))
         process = WarmProcess(arguments, env=env, descriptors=descriptors, open_files=open_files, warm=warm)

@@ -46,6 +46,7 @@ _IMPORTED: Final = {
         "learner.export",
         "learner.learner_role",
         "learner.model.sliced_loading",
+        "matplotlib.pyplot",
         "node.coordinator.coordinator_role",
         "node.process.bootstrap",
         "node.checks.start_checks",
@@ -53,7 +54,10 @@ _IMPORTED: Final = {
         "pytest",
         "sampler.engines.torch.torch_engine",
         "sampler.sampler_role",
+        "scipy.stats",
+        "tensorboard.backend.event_processing.event_accumulator",
         "transformers.models.qwen3.modeling_qwen3",
+        "wandb.proto.wandb_internal_pb2",
     ),
 }
 """All that a role imports, and much of what tests do. None of it starts a thread."""

@@ -61,15 +61,14 @@ async def a_hub(made: MadeRun, log: Path) -> AsyncIterator[Hub]:
         )
 
 
-async def call_status(hub: Hub, caller: Identity) -> float:
-    """Call over a new connection; return the seconds it took."""
-    began = time.monotonic()
+async def call_status(hub: Hub, caller: Identity) -> None:
+    """Call over a new connection."""
     async with dial(hub.members, caller, purpose=Purpose.CONTROL, now=time.time()) as channel:
         async with asyncio.timeout(10):
             while True:
                 with contextlib.suppress(ConnectionLost), classified():
                     await invoke(channel, STATUS, timeout_s=5)
-                    return time.monotonic() - began
+                    return
                 await asyncio.sleep(0.1)
 
 
@@ -89,12 +88,10 @@ async def is_heard(channel: grpc.aio.Channel) -> bool:
 
 
 async def check_alive(hub: Hub, made: MadeRun) -> None:
-    """Members are served over old and new connections, health within a second, strangers are let in."""
+    """Members are served over old and new connections, and health is answered."""
     for _ in range(5):
-        assert await call_status(hub, made.sampler) < 5
-        began = time.monotonic()
+        await call_status(hub, made.sampler)
         assert await asyncio.to_thread(health, hub) == 200
-        assert time.monotonic() - began < 1
 
 
 async def test_few_open_files_are_raised_as_far_as_possible_and_named(made: MadeRun, tmp_path: Path) -> None:

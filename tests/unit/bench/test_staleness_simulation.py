@@ -53,7 +53,7 @@ def test_a_run_repeats_itself_and_differs_between_seeds() -> None:
 
 def test_every_method_learns_on_policy(bandit: DigitsBandit) -> None:
     for name in RECIPES:
-        cell = replace(CELL, method=name, staleness=0, versions=30, learning_rate=1e-2)
+        cell = replace(CELL, method=name, staleness=0, versions=15, learning_rate=2e-2)
         outcome = simulate(cell, bandit, Method.named(name))
         scores = np.mean(outcome.scores, axis=0)
         assert scores[-1] > scores[0] + 0.1, name

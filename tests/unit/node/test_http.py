@@ -2,10 +2,7 @@ import asyncio
 import contextlib
 import http.client
 import socket
-import statistics
 import threading
-import time
-from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -23,7 +20,7 @@ from node.telemetry.own_faults import OwnFaults
 from support.clock import ManualClock
 from support.refusals import cannot_start
 from support.strangers import slow_http_clients
-from support.waiting import until
+from support.waiting import WITHIN_S, until
 
 
 @asynccontextmanager
@@ -65,7 +62,7 @@ def make_server(
 
 def get(server: TelemetryServer, path: str) -> tuple[int, str]:
     assert server.address is not None
-    connection = http.client.HTTPConnection(*server.address, timeout=5)
+    connection = http.client.HTTPConnection(*server.address, timeout=WITHIN_S / 2)
     connection.request("GET", path)
     response = connection.getresponse()
     text = response.read().decode()
@@ -153,24 +150,22 @@ async def test_clients_that_say_nothing_cannot_pile_up_the_oldest_goes() -> None
     assert refusals == [Reason.BUSY]
 
 
-async def test_health_is_answered_within_a_second_among_64_clients_that_dribble() -> None:
+async def test_health_is_answered_among_64_clients_whose_requests_never_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("node.process.telemetry_http.REQUEST_S", 10 * WITHIN_S)  # no end by time, either
     server = make_server()
     async with serving(server):
         assert server.address is not None
         address = join_address(*server.address)
-        took_s: dict[str, list[float]] = defaultdict(list)
         async with slow_http_clients(address, 64, byte_every_s=0.5):
             for path in ("/healthz", "/readyz", "/metrics") * 8:
-                began, status = time.monotonic(), 0
+                status = 0
                 while not status:
                     # From the clients' own address: where they all come again at once it may be displaced.
                     with contextlib.suppress(http.client.RemoteDisconnected):
                         status, _ = await asyncio.to_thread(get, server, path)
-                took_s[path].append(time.monotonic() - began)
                 assert status in (200, 503)
-                await asyncio.sleep(0.05)
-        # The median: clients that hold up one request hold up all; a busy machine delays one now and then.
-        assert max(map(statistics.median, took_s.values())) < 1
 
 
 async def test_a_request_has_a_time_limit_as_a_whole_and_not_for_each_byte(
