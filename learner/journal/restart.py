@@ -8,9 +8,10 @@ them, and has a number above p. If p is older than c there is nothing to compare
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, fields
+from typing import Final, Self
 
+from learner.config import LearnerConfig
 from learner.journal.progress import Entry, Progress, StepEntry
 from learner.journal.records import NO_DIGEST, DamagedJournalError, EntryRow
 from node.values.policy import PolicyVersion
@@ -115,6 +116,11 @@ class CheckpointRules:
     checkpoint_every_s: float
     keep_every_versions: int
     journal_bytes: int
+
+    @classmethod
+    def of(cls, config: LearnerConfig) -> Self:
+        """Return the configuration's."""
+        return cls(*(getattr(config, one.name) for one in fields(cls)))
 
     def due(self, *, version: int, copied_version: int, age_s: float, new_bytes: int, all_bytes: int) -> Due:
         """Return whether a checkpoint is due.

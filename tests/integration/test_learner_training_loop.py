@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,12 +19,13 @@ import torch
 
 from learner.export import best_in
 from learner.intake import copies
+from learner.journal import checkpoint
 from learner.journal.checkpoint_index import versions_in
-from learner.journal.progress import BestVersion
+from learner.journal.progress import BestVersion, Progress
 from learner.masters.master_access import MasterAccess
 from learner.objective.entropy_switch import EntropySwitch
 from learner.objective.slow_fast import slow_fast_step
-from learner.training import group_intake, training_loop
+from learner.training import coordinator, group_intake
 from learner.training.training_state import TrainingError
 from node.clients import rollout_drain
 from node.errors import StartupError
@@ -448,7 +450,7 @@ async def test_an_evaluation_that_ends_after_the_last_step_is_known_to_the_expor
 async def test_an_evaluation_that_nobody_answers_keeps_no_finished_learner(
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(training_loop, "LAST_EVALUATION_LIMIT_S", 0.1)
+    monkeypatch.setattr(coordinator, "LAST_EVALUATION_LIMIT_S", 0.1)
     stuck = EvaluationNotice(under_way=1, announced=1, is_evaluated=True)
     async with (
         scripted_hub() as hub,
@@ -568,6 +570,8 @@ async def test_fast_steps_end_for_good_when_the_entropy_jumps_and_a_restart_reme
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """29 entropies of 0 before the first step, which alone has fast steps."""
+    calm = EntropySwitch(entropies=(0.0,) * 29)
+    monkeypatch.setattr(checkpoint, "Progress", partial(Progress, entropy_switch=calm))
     fast = mock.Mock(wraps=slow_fast_step)
     monkeypatch.setattr("learner.step.train_step.slow_fast_step", fast)
     async with scripted_hub() as hub:
@@ -575,9 +579,6 @@ async def test_fast_steps_end_for_good_when_the_entropy_jumps_and_a_restart_reme
             async with learner(
                 hub, model_dir, tmp_path, fast_steps=1, fast_steps_until_deviations=1.0
             ) as running:
-                if start == 0:
-                    calm = EntropySwitch(entropies=(0.0,) * 29)
-                    running.state.progress = replace(running.state.progress, entropy_switch=calm)
                 groups = (running.delivered(f"{start}{n}.1", version=start) for n in range(BATCH))
                 await hub.give(*groups)
                 await until(lambda: running.loop.version > start)  # noqa: B023 - awaited at once

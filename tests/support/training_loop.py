@@ -22,7 +22,6 @@ from learner.model.model import Policy, load_policy
 from learner.publishing.earlier_versions import EarlierVersions
 from learner.step_log import StepLine, StepLog
 from learner.training.evidence import Evidence
-from learner.training.order_taker import OrderTaker
 from learner.training.training_loop import TrainingLoop
 from learner.training.training_state import TrainingState
 from node.clients.rollout_drain import RolloutDrain
@@ -196,14 +195,7 @@ async def learner(
         evidence=evidence,
         step_log=log,
         on_step=on_step,
-        operator=OrderTaker(
-            EarlierVersions(state, base, policy.layout),
-            config=config,
-            state=training_state,
-            drain=drain,
-            step_log=log,
-            instruments=instruments,
-        ),
+        earlier=EarlierVersions(state, base, policy.layout),
         instruments=instruments,
     )
     stopping = asyncio.Event()
