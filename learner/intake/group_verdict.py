@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from learner.objective.truncation import least_kept_mass, untruncated_logprob
+from learner.objective.formulas.truncation import least_kept_mass, untruncated_logprob
 from node.errors import RefusedError
 from node.values.rollout import Completion, RolloutGroup
 from node.values.verdict import GroupVerdict, Verdict

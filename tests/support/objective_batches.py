@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from learner.objective.batch import ObjectiveBatch
-from learner.objective.importance import expectation_weight, log_group_expectation
+from learner.objective.formulas.importance import expectation_weight, log_group_expectation
 from support.objective_twins import Rows, Sample
 
 

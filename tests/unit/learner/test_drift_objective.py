@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from learner.objective.batch import ObjectiveBatch
-from learner.objective.drift import has_moved, largest_move
+from learner.objective.formulas.trust_regions import has_moved, largest_move
 from learner.objective.registry import load_objective
 from support.made_up_groups import float64_policy, made_up_groups, nearby
 from support.made_up_groups import gradient_of as gradient_step

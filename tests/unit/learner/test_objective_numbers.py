@@ -7,15 +7,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.objective.advantage import (
+from learner.objective.batch import ObjectiveBatch
+from learner.objective.entropy_switch import EntropySwitch
+from learner.objective.formulas.advantage import (
     centred_advantage,
     leave_one_out_advantage,
     overlong_penalty,
     standardised_advantage,
     whitened_advantage,
 )
-from learner.objective.batch import ObjectiveBatch
-from learner.objective.divergence import (
+from learner.objective.formulas.age_discounts import (
+    polynomial_discount,
+    sequence_learning_rate_factor,
+    version_discount,
+)
+from learner.objective.formulas.divergence import (
     completion_divergence,
     effective_sample_size_ratio,
     group_sample_size_ratio,
@@ -23,16 +29,7 @@ from learner.objective.divergence import (
     kl_learner_reference,
     kl_penalty,
 )
-from learner.objective.entropy_switch import EntropySwitch
-from learner.objective.gates import (
-    delight_gate,
-    fading_delight_gate,
-    within_band,
-    within_total_variation,
-    without_outlier,
-)
-from learner.objective.groups import Groups
-from learner.objective.importance import (
+from learner.objective.formulas.importance import (
     expectation_weight,
     geometric_mean_weight,
     log_defensive_mixture,
@@ -45,14 +42,17 @@ from learner.objective.importance import (
     trust_by_divergence,
     trust_by_sample_size,
 )
+from learner.objective.formulas.surrogate import clipped_surrogate, decoupled_surrogate, soft_gated_surrogate
+from learner.objective.formulas.trust_regions import (
+    delight_gate,
+    fading_delight_gate,
+    within_band,
+    within_total_variation,
+    without_outlier,
+)
+from learner.objective.groups import Groups
 from learner.objective.registry import load_objective
 from learner.objective.slow_fast import reposition, slow_fast_step
-from learner.objective.staleness import (
-    polynomial_discount,
-    sequence_learning_rate_factor,
-    version_discount,
-)
-from learner.objective.surrogate import clipped_surrogate, decoupled_surrogate, soft_gated_surrogate
 from support.refusals import naming
 
 

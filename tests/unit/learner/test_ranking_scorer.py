@@ -8,8 +8,8 @@ import torch
 
 from learner.model.micro_batches import collate
 from learner.model.model import load_policy
-from learner.objective.advantage import leave_one_out_advantage
 from learner.objective.batch import ObjectiveBatch
+from learner.objective.formulas.advantage import leave_one_out_advantage
 from learner.objective.registry import load_objective
 from node.kinds.ranking import scorer as ranking_scorer
 from node.kinds.ranking.scorer import RankingScorer, ranking_logprobs

@@ -17,8 +17,8 @@ from learner.intake.staleness_bound import (
     within_reach,
 )
 from learner.objective.batch import ObjectiveBatch
-from learner.objective.divergence import effective_sample_size_ratio
-from learner.objective.drift import has_moved, largest_move
+from learner.objective.formulas.divergence import effective_sample_size_ratio
+from learner.objective.formulas.trust_regions import has_moved, largest_move
 from learner.objective.registry import load_objective
 from support.fleets import Fleet, one
 
