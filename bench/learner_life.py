@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from learner.config import LearnerConfig
 from learner.journal.checkpoint import CheckpointCopy
-from learner.journal.records import Origin
-from learner.journal.restart import Due
+from learner.journal.checkpoint_rules import Due
+from learner.journal.entry_rows import Origin
 from learner.model.model import load_policy
-from learner.model.work_shares import ONE_RANK, Ranks
+from learner.model.rank_exchanges import ONE_RANK, Ranks
 from learner.ranks.launching import Fleet
 from learner.training.training_state import TrainingState
 from node.system.clock import SystemClock

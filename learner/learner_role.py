@@ -1,4 +1,4 @@
-"""Builds a learner from its section of the configuration.
+"""Wires the services of a learner: which there are, who is told of what, in which order they stop.
 
     membership --run settings--> training loop --versions--> publisher --> store --> uploader
                                   ^         |

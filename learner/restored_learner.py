@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from learner.config import LearnerConfig
-from learner.journal.records import Origin
+from learner.journal.entry_rows import Origin
 from learner.masters.master_words import PolicyWords
 from learner.metrics import LearnerMetrics
 from learner.model.model import Policy
-from learner.model.work_shares import ONE_RANK, Ranks
+from learner.model.rank_exchanges import ONE_RANK, Ranks
 from learner.operator_orders import check_no_older_orders
 from learner.publishing.kept_versions import PUBLISHED
 from learner.publishing.signer import Signer

@@ -9,10 +9,10 @@ Whether a checkpoint may be made, and of which tensors, is ``training.training_s
 from collections.abc import Callable, Sequence
 
 from learner.journal.checkpoint import CheckpointCopy, CheckpointStore, ShardCopy
+from learner.journal.checkpoint_rules import CheckpointRules, Due
 from learner.journal.progress import Entry, NewsEntry, Progress
-from learner.journal.restart import CheckpointRules, Due
 from learner.journal.step_journal import StepJournal
-from learner.model.work_shares import Ranks
+from learner.model.rank_exchanges import Ranks
 from node.values.evaluation import EvaluationNotice
 from node.values.rollout import EncodedGroup
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from learner.model.micro_batches import MicroBatch
 from learner.model.model import Policy, ScoringModel
-from learner.model.work_shares import Ranks
+from learner.model.rank_exchanges import Ranks
 from learner.objective.batch import ObjectiveBatch, ObjectiveOutcome, mean_over_groups
 from learner.objective.formulas.age_discounts import polynomial_discount, version_discount
 from learner.objective.formulas.divergence import (

@@ -7,7 +7,7 @@ import asyncio
 import logging
 
 from learner.journal.checkpoint import CheckpointCopy
-from learner.journal.restart import Due
+from learner.journal.checkpoint_rules import Due
 from learner.metrics import Instruments
 from learner.training.training_state import TrainingState
 from learner.training.work_thread import WorkThread

@@ -1,4 +1,4 @@
-"""Evidence from trained batches: how much they teach, how far the policy drifts, which samplers do not fit.
+"""Evidence from trained batches: how much they teach, how far the policy drifts, whom to quarantine.
 
     batch --observe--> share that teaches; drift by age; mismatch by sampler --> staleness bound, quarantines
 

@@ -1,4 +1,4 @@
-"""Groups from their arrival to a batch, or to a refusal that is told.
+"""Reads, judges and admits groups, and makes batches of them; tells and counts each refusal.
 
     drain --bytes--> buffer --> of a quarantined sampler: refused unread
                         '-----> training thread: decoded, judged, compared with others --> admitted --> batch

@@ -1,4 +1,4 @@
-"""Carries out what operators ask of a running learner, between two of its steps.
+"""Carries out operators' orders, `set` and `rollback`, between two steps.
 
     rollback   masters of the earlier version --> a checkpoint of the next one --> record, line, publication
     setting    configuration with other values --> the following steps, whose entries in the journal have them

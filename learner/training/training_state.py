@@ -17,10 +17,10 @@ from learner.intake.divergence_panel import Observed
 from learner.intake.trained_slots import TrainedSlots
 from learner.journal.checkpoint import CheckpointCopy, CheckpointStore
 from learner.journal.checkpoint_index import CHECKPOINTS
+from learner.journal.checkpoint_rules import CheckpointRules, Due
+from learner.journal.entry_rows import Origin
 from learner.journal.history import History
 from learner.journal.progress import BestVersion, Entry, NewsEntry, Progress, StepEntry
-from learner.journal.records import Origin
-from learner.journal.restart import CheckpointRules, Due
 from learner.journal.step_journal import StepJournal, read_journal
 from learner.masters.master_access import MasterAccess
 from learner.model.model import Policy, ScoringModel

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from learner.config import LearnerConfig
 from learner.intake.batch_buffer import BatchBuffer
-from learner.journal.records import Origin
+from learner.journal.entry_rows import Origin
 from learner.masters.master_access import MasterAccess
 from learner.masters.master_words import PolicyWords, root_of
 from learner.metrics import Instruments
