@@ -1,15 +1,18 @@
 """A training loop in the background of a test, at a hub that the test drives."""
 
 import asyncio
+import json
 import math
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from prometheus_client import CollectorRegistry
 
 from learner.config import LearnerConfig
@@ -35,7 +38,8 @@ from node.values.rollout import RolloutGroup
 from node.values.run import Role, RunSettings, StepReport
 from node.weights.assembly.public_base import PublicBase
 from support.groups import SAMPLING, make_group
-from support.scripted_hub import ScriptedHub
+from support.scripted_hub import ScriptedHub, scripted_hub
+from support.waiting import until
 
 BATCH = 2
 NOT_EVALUATED = EvaluationNotice(announced=1 << 32)
@@ -96,6 +100,8 @@ class RunningLearner:
     evidence: Evidence
     published: list[PolicyVersion]
     """Versions that a publisher would have published, the newest last."""
+    hub: ScriptedHub
+    directory: Path
 
     @property
     def report(self) -> StepReport | None:
@@ -109,6 +115,24 @@ class RunningLearner:
         group = make_group(group_id, version=version, layout_digest=self.policy.layout.digest)
         prompt = np.array([int(digit) for digit in group_id if digit.isdigit()], np.int32)
         return replace(group, **{"sampler_id": sampler_id, "prompt_token_ids": prompt, **changes})  # type: ignore[arg-type]
+
+    async def give(self, *group_ids: str, **changes: Any) -> None:
+        """Let the hub deliver groups, as ``delivered`` makes them."""
+        await self.hub.give(*(self.delivered(one, **changes) for one in group_ids))
+
+    async def train(self, onto: int, *, groups: int = BATCH, **changes: Any) -> None:
+        """Let the hub deliver a batch to a learner at version ``onto``, and wait until that is the next.
+
+        Args:
+            changes: as for ``delivered``; the groups are of version ``onto`` unless they say otherwise.
+        """
+        await self.give(*(f"{onto}{n}.1" for n in range(groups)), **{"version": onto, **changes})
+        await until(lambda: self.loop.version > onto)
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """The lines of the step log."""
+        return [json.loads(line) for line in (self.directory / "steps.jsonl").read_text().splitlines()]
 
     @property
     def waits_for(self) -> str:
@@ -217,6 +241,8 @@ async def learner(
             training_state,
             evidence,
             published,
+            hub,
+            state,
         )
     finally:
         stopping.set()
@@ -224,3 +250,18 @@ async def learner(
         for task in late:
             task.cancel()
         await channel.close(None)
+
+
+Start = Callable[..., AbstractAsyncContextManager[RunningLearner]]
+
+
+@pytest.fixture
+async def scripted() -> AsyncIterator[ScriptedHub]:
+    async with scripted_hub() as hub:
+        yield hub
+
+
+@pytest.fixture
+def start(scripted: ScriptedHub, model_dir: Path, tmp_path: Path) -> Start:
+    """Start learners of one directory at one hub, one after the other."""
+    return partial(learner, scripted, model_dir, tmp_path)
