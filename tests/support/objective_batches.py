@@ -50,6 +50,29 @@ def batch_of(
     )
 
 
+def whole_rows(
+    learner: Tensor,
+    behaviour: Tensor,
+    reward: Tensor,
+    *,
+    group: Tensor | None = None,
+    staleness: int = 0,
+    proximal: Tensor | None = None,
+) -> ObjectiveBatch:
+    """Return rows of as many tokens each, [n, t], nats, of one staleness; of one group if none is given."""
+    rows, tokens = learner.shape
+    return ObjectiveBatch(
+        learner_logprob=learner.detach().clone().requires_grad_(),
+        behaviour_logprob=behaviour,
+        mask=torch.ones(rows, tokens, dtype=torch.bool),
+        group_index=torch.zeros(rows, dtype=torch.int64) if group is None else group,
+        reward=reward,
+        staleness_versions=torch.full((rows,), staleness),
+        max_tokens=tokens,
+        proximal_logprob=proximal,
+    )
+
+
 def in_order(batch: ObjectiveBatch, order: list[int]) -> ObjectiveBatch:
     """Return the same rows in another order."""
     return replace(
