@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from learner.config import LearnerConfig
 from learner.journal.checkpoint import CheckpointCopy
-from learner.journal.records import Origin
-from learner.journal.restart import Due
+from learner.journal.checkpoint_rules import Due
+from learner.journal.entry_rows import Origin
 from learner.model.model import load_policy
-from learner.model.work_shares import ONE_RANK, Ranks
+from learner.model.rank_exchanges import ONE_RANK, Ranks
 from learner.ranks.launching import Fleet
 from learner.training.training_state import TrainingState
 from node.system.clock import SystemClock
@@ -111,31 +111,27 @@ def _take_steps(state: TrainingState, batch: Sequence[RolloutGroup], steps: int)
 
     def write(copied: CheckpointCopy) -> int:
         started_s = time.monotonic()
-        size_bytes = state.write(copied)
+        size_bytes = state.history.write(copied)
         write_s.append(time.monotonic() - started_s)
         return size_bytes
 
     with ThreadPoolExecutor(1) as thread:
         for number in range(steps):
-            started_s, before = time.monotonic(), state.journal_bytes
+            started_s, before = time.monotonic(), state.history.journal_bytes
             is_beside = writing is not None
             delivered = [
                 replace(group, group_id=f"{number * len(batch) + place}.1", sampler_id="bench")
                 for place, group in enumerate(batch)
             ]
-            taken = state.take_step(
-                delivered,
-                unacknowledged=(),
-                evaluations=EvaluationNotice,
-            )
+            taken = state.take_step(delivered, unacknowledged=())
             if taken is None or taken.record is None:
                 raise RuntimeError(f"step {number + 1} was not taken: its batch teaches nothing")
-            state.save(taken)
-            journal.append(state.journal_bytes - before)
+            state.save(taken, EvaluationNotice())
+            journal.append(state.history.journal_bytes - before)
             state.master_access.hold(state.version)
             if writing is not None and writing.done():
                 sizes.append(writing.result())
-                state.written()
+                state.history.cut_journal()
                 writing = None
             if state.checkpoint_due() is not Due.NOT and writing is None:
                 copied_s = time.monotonic()
@@ -147,7 +143,7 @@ def _take_steps(state: TrainingState, batch: Sequence[RolloutGroup], steps: int)
             took.append((time.monotonic() - started_s, is_beside))
         if writing is not None:
             sizes.append(writing.result())
-            state.written()
+            state.history.cut_journal()
     first, second = begun[0], begun[1]
     cycle = took[first:second]
     calm = [one for one in cycle if not one[1]] or took[:first]  # a tiny model's are all beside a write

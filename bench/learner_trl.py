@@ -29,7 +29,7 @@ from transformers import PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
 
 from bench.learner_steps import CLIP_NORM, Shape, make_model, make_optimizer, padded_ids
-from learner.objective.advantage import standardised_advantage
+from learner.objective.formulas.advantage import standardised_advantage
 from node.values.rollout import RolloutGroup
 
 

@@ -17,11 +17,9 @@ import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
-from learner.objective.advantage import centred_advantage, standardised_advantage
-from learner.objective.divergence import kl_behaviour_learner
-from learner.objective.gates import fading_delight_gate
-from learner.objective.groups import Groups
-from learner.objective.importance import (
+from learner.objective.formulas.advantage import centred_advantage, standardised_advantage
+from learner.objective.formulas.divergence import kl_behaviour_learner
+from learner.objective.formulas.importance import (
     expectation_weight,
     log_defensive_mixture,
     log_expected_learner,
@@ -31,6 +29,8 @@ from learner.objective.importance import (
     trust_by_divergence,
     trust_by_sample_size,
 )
+from learner.objective.formulas.trust_regions import fading_delight_gate
+from learner.objective.groups import Groups
 
 RESULTS: Final = Path(__file__).parent / "results" / "objective_variance"
 GROUP_SIZE: Final = 8

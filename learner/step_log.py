@@ -1,4 +1,4 @@
-"""One line of JSON per gradient step, for plots and for proof that nothing was trained on twice.
+"""``steps.jsonl``: a line of JSON per gradient step, for plots and to show that nothing was trained on twice.
 
 A line is written after the step's entry in the journal. A learner killed between the two writes it at its
 next start, so that every version has exactly one line.

@@ -92,7 +92,7 @@ class StepNumbers:
     )
     """None: the objective has no ceiling."""
     clamped_tokens: int
-    """Tokens whose log ratio was clamped before exponentiation, see ``objective.log_ratio``: somebody's
+    """Tokens whose log ratio was clamped before exponentiation, see ``formulas.log_ratio``: somebody's
     logprobs are not the policy's."""
 
     def flat(self) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from typing import Final
 from torch import Tensor
 
 from learner.objective.batch import ObjectiveBatch, ObjectiveOutcome, mean_over_tokens
-from learner.objective.log_ratio import bounded_ratio
+from learner.objective.formulas.log_ratio import bounded_ratio
+from learner.objective.formulas.surrogate import clipped_surrogate
 from learner.objective.options import ClipOptions
-from learner.objective.surrogate import clipped_surrogate
 
 LEAVE_ONE_OUT: Final = "leave-one-out"
 

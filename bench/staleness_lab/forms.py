@@ -16,10 +16,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from learner.objective.advantage import standardised_advantage
 from learner.objective.batch import ObjectiveBatch, ObjectiveOutcome, mean_of_token_means
-from learner.objective.divergence import kl_behaviour_learner
-from learner.objective.importance import log_group_expectation, trust_by_divergence
+from learner.objective.formulas.advantage import standardised_advantage
+from learner.objective.formulas.divergence import kl_behaviour_learner
+from learner.objective.formulas.importance import log_group_expectation, trust_by_divergence
 from learner.objective.options import Options
 
 _SUPPOSED_NATS_PER_VERSION: Final = 4.5e-4

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from learner.config import LearnerConfig
 from learner.objective.batch import ObjectiveBatch, ObjectiveOutcome
-from learner.objective.divergence import group_sample_size_ratio
+from learner.objective.formulas.divergence import group_sample_size_ratio
 from learner.objective.menu import MENU
 from learner.objective.registry import Objective, load_objective
 

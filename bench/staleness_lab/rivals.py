@@ -8,17 +8,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from learner.objective.advantage import centred_advantage, standardised_advantage
 from learner.objective.batch import (
     ObjectiveBatch,
     ObjectiveOutcome,
     mean_over_completions,
     mean_over_tokens,
 )
+from learner.objective.formulas.advantage import centred_advantage, standardised_advantage
+from learner.objective.formulas.log_ratio import bounded_ratio
+from learner.objective.formulas.surrogate import likelihood_loss
 from learner.objective.groups import Groups
-from learner.objective.log_ratio import bounded_ratio
 from learner.objective.options import Options
-from learner.objective.surrogate import likelihood_loss
 
 _LEAST_DEVIATION = 1e-6
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from bench.staleness_lab.forms import RecordedBatch
 from bench.staleness_lab.methods import Method
 from learner.objective.batch import ObjectiveBatch
-from learner.objective.divergence import effective_sample_size_ratio
-from learner.objective.staleness import sequence_learning_rate_factor
+from learner.objective.formulas.age_discounts import sequence_learning_rate_factor
+from learner.objective.formulas.divergence import effective_sample_size_ratio
 
 _TOLERANCE: Final = 1e-5
 _ALL: Final = slice(None)

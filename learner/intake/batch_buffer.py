@@ -1,4 +1,4 @@
-"""The groups that a learner holds, from their delivery to a step; pure.
+"""The groups that a learner holds, from delivery to batch, or evicted, as once they are too old; pure.
 
     delivered --> arrived --judged--> admitted --> batch     whole groups, oldest behaviour version first
                      |                    '------> evicted   too stale to be taken now, graded by options that

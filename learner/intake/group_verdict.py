@@ -1,4 +1,4 @@
-"""The verdict on a delivered group; pure.
+"""The verdict on a delivered group: dropped as malformed, foreign, suspect, trained on or too old; pure.
 
 The coordinator has checked the sender and the shape of the message. What only the learner knows is decided
 here: whether the group is of this model, whether its staleness is within the bound now, and whether its
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from learner.objective.truncation import least_kept_mass, untruncated_logprob
+from learner.objective.formulas.truncation import least_kept_mass, untruncated_logprob
 from node.errors import RefusedError
 from node.values.rollout import Completion, RolloutGroup
 from node.values.verdict import GroupVerdict, Verdict

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner.intake.divergence_panel import KNOTS, Estimate
+from learner.objective.losses.drift_aware import DriftAwareOptions
 from learner.objective.menu import MENU
-from learner.objective.options import ClipOptions, DecoupledOptions, DriftAwareOptions, TruncatedOptions
+from learner.objective.options import ClipOptions, DecoupledOptions, TruncatedOptions
 from node.values.run import RecommendedStaleness
 
 LEAST_GROUPS: Final = 8

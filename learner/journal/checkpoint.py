@@ -29,13 +29,13 @@ from learner.journal.checkpoint_index import (
     damaged,
     index_in,
 )
+from learner.journal.entry_rows import Origin
 from learner.journal.progress import Progress
-from learner.journal.records import Origin
 from learner.journal.restart import KEPT_CHECKPOINTS, JournalPlace
 from learner.masters.tensor_files import load_tensors, save_tensors, shapes_in
 from learner.masters.uncached_files import digest_of
 from learner.model.model import Policy
-from learner.model.work_shares import Ranks
+from learner.model.rank_exchanges import Ranks
 from node.errors import StartupError
 from node.system import durable
 from node.weights.format.layout import Layout

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
+from learner.journal.entry_rows import Origin
 from learner.journal.progress import Progress
-from learner.journal.records import Origin
 from learner.journal.restart import JournalPlace
 from learner.journal.step_journal import read_journal
 from learner.step_log import RollbackLine, StepLine

@@ -1,4 +1,4 @@
-"""The plan of a restart, and when a checkpoint is due; pure.
+"""The plan of a restart: from which checkpoint, which steps again, and which entries it needs; pure.
 
     checkpoint c, entries, published p --plan--> load c; take the steps c+1..h again; compare at p
 
@@ -6,13 +6,12 @@ The words published under p are what they are: whatever the replay computes, the
 them, and has a number above p. If p is older than c there is nothing to compare.
 """
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from learner.journal.entry_rows import NO_DIGEST, DamagedJournalError, EntryRow
 from learner.journal.progress import Entry, Progress, StepEntry
-from learner.journal.records import NO_DIGEST, DamagedJournalError, EntryRow
 from node.values.policy import PolicyVersion
 
 KEPT_CHECKPOINTS: Final = 2
@@ -95,48 +94,6 @@ def plan_restart(
     return RestartPlan(
         tuple(records), version, published if is_comparable else None, JournalPlace(end, digest.hex())
     )
-
-
-class Due(enum.Enum):
-    """Whether a checkpoint is to be made."""
-
-    NOT = "not"
-    SOON = "soon"
-    """As soon as the one before it is written."""
-    NOW = "now"
-    """Training waits until the one before it is written."""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointRules:
-    """When a checkpoint is due; fields as in LearnerConfig."""
-
-    checkpoint_every_versions: int
-    checkpoint_every_s: float
-    keep_every_versions: int
-    journal_bytes: int
-
-    def due(self, *, version: int, copied_version: int, age_s: float, new_bytes: int, all_bytes: int) -> Due:
-        """Return whether a checkpoint is due.
-
-        Args:
-            version: the learner's.
-            copied_version: of the newest checkpoint that was begun.
-            age_s: time since then.
-            new_bytes: of the journal, since then.
-            all_bytes: of the journal.
-        """
-        is_new = version > copied_version
-        if new_bytes and all_bytes >= self.journal_bytes:
-            return Due.NOW
-        if is_new and self.keep_every_versions and version % self.keep_every_versions == 0:
-            return Due.NOW
-        # The journal since the older of two checkpoints is kept, and another one is on its way.
-        is_long = 4 * new_bytes >= self.journal_bytes
-        is_old = is_new and age_s >= self.checkpoint_every_s
-        if is_long or is_old or version - copied_version >= self.checkpoint_every_versions:
-            return Due.SOON
-        return Due.NOT
 
 
 def first_needed(places: Sequence[JournalPlace]) -> int:

@@ -1,6 +1,6 @@
 """The journal on disk: rows in SQLite, one transaction for each step.
 
-    <state>/journal.sqlite    see ``records``; `written` has the number of the newest entry
+    <state>/journal.sqlite    see ``entry_rows``; `written` has the number of the newest entry
 
 A transaction is there whole or not at all, and on disk when it returns (rollback journal, synchronous=FULL).
 It is written once, where it stays: a write-ahead log would write each group twice, and lose entries silently
@@ -17,8 +17,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
+from learner.journal.entry_rows import DamagedJournalError, EntryRow, Origin
 from learner.journal.progress import Entry, Progress
-from learner.journal.records import DamagedJournalError, EntryRow, Origin
 from learner.journal.restart import JournalPlace, JournalRecord, RestartPlan, first_needed, plan_restart
 from node.errors import Reason, RefusedError, StartupError
 from node.system import durable

@@ -19,7 +19,7 @@ from collections.abc import Callable
 class MasterAccess:
     """A lock that knows versions, between three threads: event loop, training, publishing."""
 
-    def __init__(self, *, version: int, monotonic: Callable[[], float]) -> None:
+    def __init__(self, *, monotonic: Callable[[], float], version: int = 0) -> None:
         """Begin with masters that hold ``version``, whose words the publisher has already."""
         self._monotonic = monotonic
         self._changed = threading.Condition()
@@ -36,6 +36,11 @@ class MasterAccess:
         """The newest version published by this process, and the seconds from masters to stored for upload."""
         self._held = asyncio.Event()
         self._superseded = 0
+
+    def begin(self, version: int) -> None:
+        """Begin anew with masters that hold ``version``, as at first. Any thread."""
+        with self._changed:
+            self._taken = self._holds = version
 
     def hold(self, version: int) -> None:
         """Record which version the masters hold until ``begin_writing``. Event loop."""

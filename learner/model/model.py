@@ -22,8 +22,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from learner.config import Rematerialise
 from learner.model.micro_batches import MicroBatch
+from learner.model.rank_exchanges import ONE_RANK, Ranks
 from learner.model.scorer import Scorer, TokenScorer
-from learner.model.work_shares import ONE_RANK, Ranks
 from node.errors import StartupError
 from node.kinds.registry import kind_of, kind_of_class
 from node.weights.format.digests import Words

@@ -1,1 +1,1 @@
-"""The objective: one published formula per function, nothing else."""
+"""The objective: from a batch of completions to one loss, by a published formula. See README.md."""

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learner.objective.formulas.log_ratio import check_precision
 from learner.objective.groups import Groups
-from learner.objective.log_ratio import check_precision
 
 
 @dataclass(frozen=True, eq=False)

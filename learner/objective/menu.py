@@ -11,39 +11,39 @@ from pydantic import ValidationError
 from learner.objective import losses
 from learner.objective import options as o
 
-_GROUP: Final = "learner.objective.group_objectives"
-_TOKEN: Final = "learner.objective.token_objectives"
-_RATIO: Final = "learner.objective.ratio_objectives"
+_GEPO: Final = "learner.objective.losses.families.gepo"
+_GRPO: Final = "learner.objective.losses.families.grpo"
+_RATIOS: Final = "learner.objective.losses.families.ratios"
 
 _FILES: Final = {
     module.name: importlib.import_module(f"{losses.__name__}.{module.name}").ENTRY
     for module in pkgutil.iter_modules(losses.__path__)
+    if not module.ispkg
 }
 """Objectives that are a file each; see ``losses``."""
 
 MENU: Final[Mapping[str, o.MenuEntry]] = _FILES | {
-    "drift_aware": o.MenuEntry("learner.objective.drift:drift_aware", o.DriftAwareOptions),
-    "version_aware": o.MenuEntry(f"{_GROUP}:version_aware", o.VersionAwareOptions, is_separable=False),
-    "version_aware_kl": o.MenuEntry(f"{_GROUP}:version_aware_kl", o.VersionAwareKlOptions),
-    "gepo": o.MenuEntry(f"{_GROUP}:gepo", o.ClipOptions),
-    "gepo_mean": o.MenuEntry(f"{_GROUP}:gepo_mean", o.ClipOptions),
-    "gepo_plus": o.MenuEntry(f"{_GROUP}:gepo_plus", o.GepoPlusOptions),
-    "gepo_defensive": o.MenuEntry(f"{_GROUP}:gepo_defensive", o.DefensiveOptions),
-    "eqp": o.MenuEntry(f"{_GROUP}:eqp", o.ClipOptions, is_separable=False),
-    "grpo": o.MenuEntry(f"{_TOKEN}:grpo", o.ClipOptions),
-    "dr_grpo": o.MenuEntry(f"{_TOKEN}:dr_grpo", o.ClipOptions),
-    "bnpo": o.MenuEntry(f"{_TOKEN}:bnpo", o.ClipOptions),
-    "dapo": o.MenuEntry(f"{_TOKEN}:dapo", o.DapoOptions),
-    "rloo": o.MenuEntry(f"{_TOKEN}:rloo", o.ClipOptions),
-    "reinforce_plus_plus": o.MenuEntry(f"{_TOKEN}:reinforce_plus_plus", o.ClipOptions),
-    "reinforce": o.MenuEntry(f"{_TOKEN}:reinforce"),
-    "dg": o.MenuEntry(f"{_TOKEN}:dg", o.DelightOptions),
-    "gspo": o.MenuEntry(f"{_RATIO}:gspo", o.GspoOptions),
-    "cispo": o.MenuEntry(f"{_RATIO}:cispo", o.CispoOptions),
-    "tis": o.MenuEntry(f"{_RATIO}:tis", o.TruncatedOptions),
-    "mis_geometric": o.MenuEntry(f"{_RATIO}:mis_geometric", o.GeometricMaskedOptions),
-    "decoupled_ppo": o.MenuEntry(f"{_RATIO}:decoupled_ppo", o.DecoupledOptions),
-    "dppo_tv": o.MenuEntry(f"{_RATIO}:dppo_tv", o.TotalVariationOptions),
+    "version_aware": o.MenuEntry(f"{_GEPO}:version_aware", o.VersionAwareOptions, is_separable=False),
+    "version_aware_kl": o.MenuEntry(f"{_GEPO}:version_aware_kl", o.VersionAwareKlOptions),
+    "gepo": o.MenuEntry(f"{_GEPO}:gepo", o.ClipOptions),
+    "gepo_mean": o.MenuEntry(f"{_GEPO}:gepo_mean", o.ClipOptions),
+    "gepo_plus": o.MenuEntry(f"{_GEPO}:gepo_plus", o.GepoPlusOptions),
+    "gepo_defensive": o.MenuEntry(f"{_GEPO}:gepo_defensive", o.DefensiveOptions),
+    "eqp": o.MenuEntry(f"{_GEPO}:eqp", o.ClipOptions, is_separable=False),
+    "grpo": o.MenuEntry(f"{_GRPO}:grpo", o.ClipOptions),
+    "dr_grpo": o.MenuEntry(f"{_GRPO}:dr_grpo", o.ClipOptions),
+    "bnpo": o.MenuEntry(f"{_GRPO}:bnpo", o.ClipOptions),
+    "dapo": o.MenuEntry(f"{_GRPO}:dapo", o.DapoOptions),
+    "rloo": o.MenuEntry(f"{_GRPO}:rloo", o.ClipOptions),
+    "reinforce_plus_plus": o.MenuEntry(f"{_GRPO}:reinforce_plus_plus", o.ClipOptions),
+    "reinforce": o.MenuEntry(f"{_GRPO}:reinforce"),
+    "dg": o.MenuEntry(f"{_GRPO}:dg", o.DelightOptions),
+    "gspo": o.MenuEntry(f"{_RATIOS}:gspo", o.GspoOptions),
+    "cispo": o.MenuEntry(f"{_RATIOS}:cispo", o.CispoOptions),
+    "tis": o.MenuEntry(f"{_RATIOS}:tis", o.TruncatedOptions),
+    "mis_geometric": o.MenuEntry(f"{_RATIOS}:mis_geometric", o.GeometricMaskedOptions),
+    "decoupled_ppo": o.MenuEntry(f"{_RATIOS}:decoupled_ppo", o.DecoupledOptions),
+    "dppo_tv": o.MenuEntry(f"{_RATIOS}:dppo_tv", o.TotalVariationOptions),
 }
 """Name -> entry: the methods of the papers implemented here, of the staleness report, and GRPO's near kin.
 Anything else is given by its import path."""

@@ -48,7 +48,7 @@ class ClipOptions(Options):
 
     @property
     def clips(self) -> dict[str, float]:
-        """The arguments of ``surrogate.clipped_surrogate``."""
+        """The arguments of ``formulas.surrogate.clipped_surrogate``."""
         return {"clip_low": self.clip_low, "clip_high": self.clip_high, "dual_clip": self.dual_clip}
 
 
@@ -94,19 +94,6 @@ class VersionAwareKlOptions(GatedOptions):
 
     power: float = Field(default=3.0, gt=0)
     """Exponent of the share that is lost; higher waits until little is left."""
-
-
-class DriftAwareOptions(Options):
-    """GRPO with one weight a completion, at most 1, and a trust region that grows with its age."""
-
-    move_nats: float = Field(default=0.03, gt=0)
-    """How far a completion of age 1 may have moved the way it is pushed, nats a token, before it is left
-    alone; at an age of n versions sqrt(n) times as far. Lower it if reward falls back while staleness is
-    high, or if the learning rate is small; raise it if learning is slow."""
-
-    most_nats: float = Field(default=0.5, gt=0)
-    """Upper bound of that move, whatever the age. Lower it if drift keeps growing; raise it if it is flat
-    and late groups teach too slowly."""
 
 
 class GspoOptions(ClipOptions):

@@ -1,4 +1,4 @@
-"""From a name, or an import path, to a function with its options."""
+"""Load an objective: from a name of the menu, or an import path, to a function with its options."""
 
 import importlib
 import typing

@@ -1,4 +1,4 @@
-"""SFPO: several fast steps on one batch, a reposition towards the start, one slow step.
+"""SFPO around any objective: several fast steps on a batch, a reposition towards the start, one slow step.
 
     theta_0 --fast--> ... --fast--> theta_K ;  theta = theta_0 + a (theta_K - theta_0) ;  --slow--> theta'
 

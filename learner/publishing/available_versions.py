@@ -1,6 +1,6 @@
 """The versions that can be had from a learner's state directory, by number; needs no torch.
 
-kept words | what its store of published versions leads to | masters of checkpoints
+what its store of published versions leads to | masters of checkpoints
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Artifacts that are published besides each version's own delta.
+"""Keyframes and deltas over many versions: artifacts that are published besides each version's own delta.
 
     keyframe          once ``keyframe_every_versions`` versions have passed since the newest one
     catch-up delta    over many versions, while no newer version waits; see ``planning.skip_deltas``

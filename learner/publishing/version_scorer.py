@@ -23,7 +23,7 @@ from torch.func import functional_call
 from learner.intake.named_versions import LEAST_NATS, Scored, fits_better
 from learner.model.micro_batches import collate, micro_batches, objective_batch
 from learner.model.model import Policy
-from learner.objective.divergence import kl_behaviour_learner
+from learner.objective.formulas.divergence import kl_behaviour_learner
 from learner.operator_orders import VersionGoneError
 from learner.step.step_inputs import versions_of_tokens
 from node.values.rollout import RolloutGroup

@@ -1,4 +1,4 @@
-"""Processes of ranks on this host, and what became of one that does not answer."""
+"""Processes of ranks on this host, and why one does not answer: killed, stopped, out of memory."""
 
 import hashlib
 import os

@@ -18,7 +18,7 @@ import torch
 from learner.config import LearnerConfig
 from learner.journal.checkpoint import ShardCopy
 from learner.masters.tensor_files import save_tensors
-from learner.model.work_shares import Instruction
+from learner.model.rank_exchanges import Instruction
 from learner.ranks.errors import MEMORY_FIX, OUT_OF_MEMORY, RankLostError, is_out_of_memory
 from learner.ranks.fates import neighbours
 from learner.ranks.instruction_stream import InstructionStream

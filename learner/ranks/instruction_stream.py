@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from learner.model.work_shares import Instruction
+from learner.model.rank_exchanges import Instruction
 
 ANY_TIME: Final = timedelta(days=365)
 """Longest wait for an instruction."""

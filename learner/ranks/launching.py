@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from learner.config import LearnerConfig
-from learner.model.work_shares import Instruction
+from learner.model.rank_exchanges import Instruction
 from learner.ranks.environment import LIMIT_S, STORE_PORT
 from learner.ranks.errors import RankLostError
 from learner.ranks.fates import Child, Neighbour, neighbours

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from learner.config import LearnerConfig
-from learner.model.work_shares import Instruction
+from learner.model.rank_exchanges import Instruction
 from learner.ranks.environment import LIMIT_S, STORE_PORT
 from learner.sizing.mesh_sizes import MeshSizes
 from node.errors import StartupError

@@ -21,8 +21,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from learner.model.micro_batches import even_micro_batches, micro_batches, share_out
+from learner.model.rank_exchanges import Instruction
 from learner.model.scorer import Scorer
-from learner.model.work_shares import Instruction
 from learner.ranks.errors import RankLostError
 from learner.ranks.instruction_stream import InstructionStream
 from learner.ranks.shards.pipeline import MICRO_BATCHES_A_STAGE, Pipeline, TiedEmbedding

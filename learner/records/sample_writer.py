@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from learner.objective.advantage import standardised_advantage
+from learner.objective.formulas.advantage import standardised_advantage
 from learner.step_log import StepLine
 from node.page.samples_file import CompletionSample, GroupSample, SamplesFile
 from node.values.rollout import Completion, RolloutGroup

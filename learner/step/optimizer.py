@@ -1,4 +1,4 @@
-"""AdamW over a policy's parameters, with the settings of a step, and its rate by version.
+"""AdamW over a policy's parameters, with the settings of a step, and the schedule of its learning rate.
 
 The rate is a function of the version alone, so that a restart goes on exactly. With a warm-up of n steps and
 a decay of m it is learner.learning_rate times

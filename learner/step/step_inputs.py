@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner.journal.progress import Progress
-from learner.model.work_shares import Instruction
+from learner.model.rank_exchanges import Instruction
 from learner.objective.entropy_switch import EntropySwitch
 from learner.objective.menu import MENU
 from learner.step_settings import StepSettings

@@ -24,9 +24,10 @@ from torch import Tensor
 
 from learner.model.micro_batches import MicroBatch
 from learner.model.model import Policy, ScoringModel
-from learner.model.work_shares import Ranks
+from learner.model.rank_exchanges import Ranks
 from learner.objective.batch import ObjectiveBatch, ObjectiveOutcome, mean_over_groups
-from learner.objective.divergence import (
+from learner.objective.formulas.age_discounts import polynomial_discount, version_discount
+from learner.objective.formulas.divergence import (
     group_sample_size_ratio,
     kl_behaviour_learner,
     kl_learner_reference,
@@ -34,7 +35,6 @@ from learner.objective.divergence import (
     reference_penalty,
 )
 from learner.objective.registry import Objective, load_objective
-from learner.objective.staleness import polynomial_discount, version_discount
 from learner.step_settings import StepSettings
 from node.errors import StartupError
 

@@ -1,4 +1,4 @@
-"""One gradient step: groups in, new parameters and the numbers that describe the step out."""
+"""One gradient step: groups to a loss, its gradient, clipped, to new parameters, and the step's numbers."""
 
 import copy
 import math
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from learner.model.micro_batches import MicroBatch, collate, objective_batch
 from learner.model.model import Policy, ScoringModel
-from learner.model.work_shares import Ranks
+from learner.model.rank_exchanges import Ranks
 from learner.objective.batch import ObjectiveBatch
-from learner.objective.divergence import effective_sample_size_ratio
-from learner.objective.log_ratio import is_beyond_bound
+from learner.objective.formulas.age_discounts import sequence_learning_rate_factor
+from learner.objective.formulas.divergence import effective_sample_size_ratio
+from learner.objective.formulas.log_ratio import is_beyond_bound
 from learner.objective.slow_fast import slow_fast_step
-from learner.objective.staleness import sequence_learning_rate_factor
 from learner.step.optimizer import rate_share
 from learner.step.step_loss import LossOutcome, StepLoss, add_gradient, group_discount, logprobs_of
 from learner.step_numbers import BatchFigures, StepNumbers

@@ -17,7 +17,7 @@ import torch
 from learner.config import LearnerConfig
 from learner.journal.checkpoint import ShardCopy, begin_anew, load_into
 from learner.model.model import Policy, ScoringModel, load_policy, load_reference
-from learner.model.work_shares import Instruction, Ranks
+from learner.model.rank_exchanges import Instruction, Ranks
 from learner.step.optimizer import adopt_settings, make_optimizer
 from learner.step.step_inputs import StepInputs
 from learner.step.train_step import StepOutcome, train_step

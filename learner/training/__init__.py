@@ -1,1 +1,1 @@
-"""Gradient steps: model, loss, optimizer, checkpoint, and the loop around them."""
+"""The loop of a learner: groups admitted, steps taken, told and replayed, orders obeyed, checkpoints made."""

@@ -1,12 +1,16 @@
-"""Writes checkpoints beside training, one at a time."""
+"""Decides with the rules of ``journal.restart`` when a checkpoint is begun, and writes it beside training.
+
+between two steps: due? --copy, in the training thread--> written in a thread of its own --> journal cut
+"""
 
 import asyncio
 import logging
-from concurrent.futures import ThreadPoolExecutor
 
 from learner.journal.checkpoint import CheckpointCopy
+from learner.journal.checkpoint_rules import Due
 from learner.metrics import Instruments
 from learner.training.training_state import TrainingState
+from learner.training.work_thread import WorkThread
 from node.system.waits import drop
 
 logger = logging.getLogger(__name__)
@@ -15,53 +19,67 @@ logger = logging.getLogger(__name__)
 class CheckpointWriter:
     """The checkpoint that is being written, if there is one. Call it from the event loop."""
 
-    def __init__(self, state: TrainingState, instruments: Instruments) -> None:
+    def __init__(
+        self, state: TrainingState, instruments: Instruments, *, training: WorkThread, stopping: asyncio.Event
+    ) -> None:
+        """Copy ``state`` in its thread, ``training``; until ``stopping``, wait for room on the disk."""
         self._state = state
+        self._training = training
+        self._thread = WorkThread("checkpoint", instruments.disk_wait, stopping=stopping)
         self._clock = instruments.clock
         self._metrics = instruments.metrics
-        self._disk_wait = instruments.disk_wait
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._node_metrics = instruments.node_metrics
         self._writing: asyncio.Task[bool] | None = None
 
-    @property
-    def is_free(self) -> bool:
-        """Whether ``begin`` may be called."""
-        return self._writing is None
+    async def begin_if_due(self) -> None:
+        """Begin a checkpoint if one is due and none is being written; let training wait where it must."""
+        due = self._state.checkpoint_due()
+        is_written = self._writing is not None and self._writing.done()
+        if is_written or due is Due.NOW:
+            await self.end()
+        if due is not Due.NOT and self._writing is None:
+            started_s = self._clock.monotonic()
+            self.begin(await self._training.do(self._state.copy))
+            self._metrics.checkpoint_copy_seconds.observe(self._clock.monotonic() - started_s)
+            if due is Due.NOW:
+                await self.end()
+        self._metrics.journal_bytes.set(self._state.history.journal_bytes)
 
-    @property
-    def is_written(self) -> bool:
-        """Whether ``end`` would not wait."""
-        return self._writing is not None and self._writing.done()
+    async def write_last(self) -> None:
+        """Write a checkpoint of the newest step, unless there is one; a full disk is not waited for."""
+        await self.end()
+        if self._state.has_new_steps:
+            self.begin(await self._training.do(self._state.copy))
+            await self.end()
 
-    def begin(self, copied: CheckpointCopy, stopping: asyncio.Event) -> None:
-        """Write a checkpoint for as long as it takes; until ``stopping``, also wait for room on the disk."""
-        self._writing = asyncio.create_task(self._write(copied, stopping))
+    def begin(self, copied: CheckpointCopy) -> None:
+        """Write a checkpoint for as long as it takes. None may be being written: ``end`` it first."""
+        self._writing = asyncio.create_task(self._write(copied))
 
     async def end(self) -> bool:
-        """Wait until the checkpoint is on disk; False if the learner was stopped before.
+        """Wait until no checkpoint is being written; False if the learner was stopped before one was on disk.
 
         Raises:
             OSError: it failed for a reason that room on the disk does not change.
         """
         writing, self._writing = self._writing, None
-        return writing is None or await writing
+        if writing is None:
+            return True
+        with self._node_metrics.waiting("checkpoint"):
+            if is_on_disk := await writing:
+                await self._training.do(self._state.history.cut_journal)
+        return is_on_disk
 
     def close(self) -> None:
         """Wait for nothing any more."""
         if self._writing is not None:
             drop(self._writing)
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.close()
 
-    async def _write(self, copied: CheckpointCopy, stopping: asyncio.Event) -> bool:
+    async def _write(self, copied: CheckpointCopy) -> bool:
         version, started_s = copied.progress.version, self._clock.monotonic()
-
-        async def write() -> int:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._thread, lambda: self._state.write(copied)
-            )
-
-        size_bytes = await self._disk_wait.until_written(
-            f"the checkpoint of version {version}", write, stopping=stopping
+        size_bytes = await self._thread.until_written(
+            f"the checkpoint of version {version}", lambda: self._state.history.write(copied)
         )
         if size_bytes is None:
             return False

@@ -1,4 +1,4 @@
-"""Evidence from trained batches: how much they teach, how far the policy drifts, which samplers do not fit.
+"""Evidence from trained batches: how much they teach, how far the policy drifts, whom to quarantine.
 
     batch --observe--> share that teaches; drift by age; mismatch by sampler --> staleness bound, quarantines
 
@@ -10,48 +10,46 @@ effective sample size look healthy.
 import math
 import random
 from collections import deque
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from learner.config import LearnerConfig
-from learner.intake.divergence_panel import KNOTS, Estimate, Observed
+from learner.intake.divergence_panel import KNOTS, Estimate
 from learner.intake.named_versions import NamedVersions, Scored
-from learner.intake.sampler_mismatch import SamplerMismatches
+from learner.intake.sampler_mismatch import Found, SamplerMismatches
 from learner.intake.staleness_bound import LEAST_GROUPS, WeighedSample, recommended_staleness
 from learner.metrics import LearnerMetrics
 from learner.step_log import RollbackLine, StepLine
+from learner.training.training_state import StepTaken
+from learner.training.work_thread import WorkThread
 from node.system.clock import Clock
+from node.values.rollout import RolloutGroup
 from node.values.run import StepReport, Teaching
 
 RECORDED_BATCHES: Final = 64
 """Newest batches whose share of teaching groups is reported: that of one batch of a few groups jumps."""
 
+Score = Callable[[Sequence[RolloutGroup], int], Mapping[int, Scored | None]]
+"""Scores groups by a version that the first of them names, at the learner's version: by their places, None
+where the words are gone; those that do not name it are left out. Blocking."""
+
 _UNKNOWN: Final = Estimate(math.nan, math.nan)
-
-
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """Samplers to act on after a step, and groups to look at."""
-
-    quarantines: dict[str, str]
-    """Samplers to quarantine, with the reason; "" to release one."""
-    to_score: tuple[tuple[int, ...], ...] = ()
-    """As ``Found.to_score``."""
 
 
 class Evidence:
     """The record of this process; nothing of it is in a checkpoint."""
 
     def __init__(
-        self, config: LearnerConfig, *, clock: Clock, metrics: LearnerMetrics, has_words: bool = False
+        self, config: LearnerConfig, *, clock: Clock, metrics: LearnerMetrics, score: Score | None = None
     ) -> None:
-        """Begin; ``has_words``: groups can be scored by the versions that they name."""
+        """Begin; without ``score``, earlier versions' words cannot be used, and the panel alone decides."""
+        self._score = score
         self._clock = clock
         self._metrics = metrics
         self._threshold_nats = config.quarantine_mismatch_nats
         threshold_nats = config.quarantine_mismatch_nats
-        named = NamedVersions(threshold_nats, random=random.random) if has_words else None
+        named = NamedVersions(threshold_nats, random=random.random) if score else None
         self.mismatches = SamplerMismatches(threshold_nats, named=named)
         self._sample = WeighedSample.of(config.objective, config.objective_options)
         self._recommended = recommended_staleness({}, sample=self._sample, tokens=0.0)
@@ -79,14 +77,43 @@ class Evidence:
         """Return the report of the newest line; None: there is none, or it tells of a rollback."""
         return self.completed(newest).report() if isinstance(newest, StepLine) else None
 
-    def observe(
-        self, line: StepLine, observed: Sequence[Observed], *, completions: int, quarantined: Collection[str]
-    ) -> Findings:
-        """Add a batch, show its gauges; return what is to be done."""
+    async def weigh(
+        self,
+        taken: StepTaken,
+        batch: Sequence[RolloutGroup],
+        *,
+        quarantined: Collection[str],
+        thread: WorkThread,
+    ) -> dict[str, str]:
+        """Add a batch, show its gauges; return samplers to quarantine, with the reason, "" to release one.
+
+        Args:
+            quarantined: samplers by now.
+            thread: scores groups that are looked at once more.
+        """
+        found = self._observe(taken, batch, quarantined=quarantined)
+        quarantines = {name: self._why(mismatch) for name, mismatch in found.beyond.items()}
+        quarantines |= dict.fromkeys(found.content, "")
+        for places in found.to_score:
+            is_probe = batch[places[0]].sampler_id in quarantined
+            groups = [batch[place] for place in places]
+            scored = await self._scored(groups, newest=taken.line.version, is_probe=is_probe, thread=thread)
+            for place, shown in scored.items():
+                observed = taken.observed[places[place]]
+                outcome = "out of reach" if shown is None else "misnamed" if shown.is_misnamed else "measured"
+                self._metrics.scored_groups.labels(outcome).inc()
+                if (why := self.mismatches.scored(observed, shown, is_probe=is_probe)) is not None:
+                    quarantines[observed.sampler_id] = why
+        return quarantines
+
+    def _observe(
+        self, taken: StepTaken, batch: Sequence[RolloutGroup], *, quarantined: Collection[str]
+    ) -> Found:
+        observed, line = taken.observed, taken.line
         self._add_teaching(line, groups=len(observed))
         now = self._clock.monotonic()
         found = self.mismatches.observe(observed, quarantined=quarantined, now=now)
-        self._show_drift(tokens=line.numbers.tokens / completions)
+        self._show_drift(tokens=line.numbers.tokens / sum(len(group.completions) for group in batch))
         panel = self.mismatches.panel
         self._metrics.unmeasured_samplers.set(self.mismatches.unmeasured_samplers)
         for name in {one.sampler_id for one in observed}:
@@ -94,19 +121,17 @@ class Evidence:
             self._metrics.sampler_mismatch_nats.labels(name).set(mismatch.nats)
             self._metrics.sampler_mismatch_error_nats.labels(name).set(mismatch.error_nats)
             self._metrics.sampler_measured_groups.labels(name).set(panel.groups(name))
-        quarantines = {name: self._why(mismatch) for name, mismatch in found.beyond.items()}
-        return Findings(quarantines | dict.fromkeys(found.content, ""), found.to_score)
+        return found
 
-    def scored(self, group: Observed, scored: Scored | None, *, is_probe: bool) -> dict[str, str]:
-        """Add what a group shows by the version that it names; return quarantines, as ``Findings``."""
-        outcome = "out of reach" if scored is None else "misnamed" if scored.is_misnamed else "measured"
-        self._metrics.scored_groups.labels(outcome).inc()
-        why = self.mismatches.scored(group, scored, is_probe=is_probe)
-        return {} if why is None else {group.sampler_id: why}
-
-    def took(self, seconds: float) -> None:
-        """Note how long drawn groups took to score: it is a bounded share of the time."""
-        self.mismatches.took(seconds, now=self._clock.monotonic())
+    async def _scored(
+        self, groups: Sequence[RolloutGroup], *, newest: int, is_probe: bool, thread: WorkThread
+    ) -> Mapping[int, Scored | None]:
+        score, started_s = self._score, self._clock.monotonic()
+        scored = {} if score is None else await thread.do(lambda: score(groups, newest))
+        if not is_probe:  # how long drawn groups take is a bounded share of the time
+            now = self._clock.monotonic()
+            self.mismatches.took(now - started_s, now=now)
+        return scored
 
     def _add_teaching(self, line: StepLine, *, groups: int) -> None:
         taught = line.numbers.teaching_groups

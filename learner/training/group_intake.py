@@ -1,4 +1,4 @@
-"""Groups from their arrival to a batch, or to a refusal that is told.
+"""Reads, judges and admits groups, and makes batches of them; tells and counts each refusal.
 
     drain --bytes--> buffer --> of a quarantined sampler: refused unread
                         '-----> training thread: decoded, judged, compared with others --> admitted --> batch
@@ -16,13 +16,15 @@ from learner.intake.batch_buffer import BatchBuffer
 from learner.intake.copies import Copies
 from learner.intake.group_verdict import GroupRules, judge
 from learner.metrics import LearnerMetrics
+from learner.training.coordinator import Coordinator
 from learner.training.evidence import Evidence
-from learner.training.order_taker import InThread
 from learner.training.training_state import TrainingState
+from learner.training.work_thread import WorkThread
 from node.clients.rollout_drain import RolloutDrain
-from node.errors import RefusedError
+from node.errors import RefusedError, StartupError
 from node.telemetry.lag import believed_lag_s
 from node.values.rollout import EncodedGroup, RolloutGroup
+from node.values.run import RunSettings
 from node.values.verdict import GroupVerdict, Verdict
 from node.wire.rollouts import group_from_wire
 
@@ -41,6 +43,31 @@ class _Judged:
     """Whether its sampler is to be quarantined for copies, of which this is one."""
 
 
+def group_rules(run: RunSettings, state: TrainingState, coordinator: Coordinator) -> GroupRules:
+    """Return what groups of the run are judged by.
+
+    Raises:
+        StartupError: this learner's buffer is too small for the run's batches.
+    """
+    if state.config.buffer_groups < run.batch_groups:
+        raise StartupError(
+            f"learner.buffer_groups = {state.config.buffer_groups} never fills a batch of "
+            f"{run.batch_groups} groups",
+            fix=f"Set learner.buffer_groups to {run.batch_groups} or more",
+        )
+    policy = state.policy
+    return GroupRules(
+        run_id=coordinator.run_id,
+        layout_digest=policy.layout.digest,
+        tokenizer_digest=coordinator.tokenizer_digest,
+        vocabulary_size=policy.vocabulary_size,
+        context_tokens=policy.scorer.context_tokens,
+        objection=policy.scorer.objection,
+        group_size=run.group_size,
+        max_staleness_versions=run.max_staleness_versions,
+    )
+
+
 class GroupIntake:
     """Judges what arrives in a buffer, for the event loop's thread."""
 
@@ -52,12 +79,14 @@ class GroupIntake:
         state: TrainingState,
         drain: RolloutDrain,
         evidence: Evidence,
+        thread: WorkThread,
         now: Callable[[], float],
         metrics: LearnerMetrics,
     ) -> None:
         """Judge by ``rules``.
 
         Args:
+            thread: that of ``state``, in which groups are read.
             now: returns Unix seconds on the coordinator's clock, which stamps groups.
         """
         self._buffer = buffer
@@ -65,18 +94,19 @@ class GroupIntake:
         self._state = state
         self._drain = drain
         self._evidence = evidence
+        self._thread = thread
         self._now = now
         self._metrics = metrics
         self._copies = Copies()
         """The training thread's."""
         self._quarantined_before: frozenset[str] = frozenset()
 
-    async def admit(self, in_thread: InThread) -> list[RolloutGroup]:
+    async def admit(self) -> list[RolloutGroup]:
         """Judge all groups that have arrived; return those that were admitted."""
         to_read = [group for group in self._buffer.arrived if not self._refuse_quarantined(group)]
         if not to_read:
             return []
-        judged = await in_thread(lambda: [self._judged(group) for group in to_read])
+        judged = await self._thread.do(lambda: [self._judged(group) for group in to_read])
         admitted = [taught for one in judged if (taught := self._settle(one)) is not None]
         self._metrics.buffered_groups.set(len(self._buffer))
         return admitted

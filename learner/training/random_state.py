@@ -1,4 +1,4 @@
-"""torch's random state before a step: the CPU generator's, and that of the policy's CUDA device.
+"""The random state of torch before a step: the CPU generator's, and that of the policy's CUDA device.
 
 Its bytes are in the journal, the CPU's first. Only an objective of one's own draws in a step, if it does. The
 states of other ranks are not kept.

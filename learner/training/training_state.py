@@ -1,13 +1,13 @@
-"""Parameters, optimizer, progress and journal, which move together.
+"""A policy in training: moved by steps and rollbacks, and told of once the history has them.
 
     restart   checkpoint c --entries c+1..h, each with its own settings--> version h
     step      batch --> parameters, moments --> entry in the journal --> told
 
+Decides with ``step`` what a batch does to the parameters, and keeps them in step with ``journal.history``.
 Blocking: call its methods from one thread. Nothing else writes the parameters; readers hold the optimizer off
 through ``master_access``.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,9 +17,10 @@ from learner.intake.divergence_panel import Observed
 from learner.intake.trained_slots import TrainedSlots
 from learner.journal.checkpoint import CheckpointCopy, CheckpointStore
 from learner.journal.checkpoint_index import CHECKPOINTS
+from learner.journal.checkpoint_rules import CheckpointRules, Due
+from learner.journal.entry_rows import Origin
+from learner.journal.history import History
 from learner.journal.progress import BestVersion, Entry, NewsEntry, Progress, StepEntry
-from learner.journal.records import Origin
-from learner.journal.restart import CheckpointRules, Due
 from learner.journal.step_journal import StepJournal, read_journal
 from learner.masters.master_access import MasterAccess
 from learner.model.model import Policy, ScoringModel
@@ -40,11 +41,6 @@ from node.values.rollout import EncodedGroup, RolloutGroup
 from node.values.run import StepRecord
 from node.wire.rollouts import source_of
 
-logger = logging.getLogger(__name__)
-
-Evaluations = Callable[[], EvaluationNotice]
-"""Called in any thread."""
-
 
 class TrainingError(HeteroRLError):
     """Training cannot go on. The last good version stays checkpointed and published."""
@@ -56,7 +52,8 @@ class StepTaken:
 
     line: StepLine
     entry: Entry
-    """For the journal, with torch's random state before the step, and the groups."""
+    """For the journal, with torch's random state before the step, and the groups. ``save`` adds the best
+    version."""
     random_state: bytes
     groups: tuple[EncodedGroup, ...]
     observed: tuple[Observed, ...]
@@ -95,36 +92,38 @@ class TrainingState:
         self.config = config
         self._recorded_settings = settings_of(config)
         StepLoss.of(config)
-        self.trainer = Trainer(policy, config, reference, before_writing=self._before_writing)
-        """Told what to do from here alone."""
-        self._checkpoints = CheckpointStore(
-            directory / CHECKPOINTS, origin=origin, keep_every_versions=config.keep_every_versions
-        )
-        self._rules = CheckpointRules(
-            config.checkpoint_every_versions,
-            config.checkpoint_every_s,
-            config.keep_every_versions,
-            config.journal_bytes,
-        )
         self._clock = clock
         self._published = published
-        self.progress, place = self._checkpoints.restore(self.trainer.restore)
-        """As the journal has it."""
-        self._copied_version, self._copied_at_s = self.version, clock.monotonic()
         self._masters_wait_s = 0.0
-        self.master_access = MasterAccess(version=self.version, monotonic=clock.monotonic)
+        self.master_access = MasterAccess(monotonic=clock.monotonic)
         """Closed to readers from the optimizer's step until ``hold`` names the version."""
-        plan = read_journal(directory, self.progress, place, origin=origin, published=published())
-        self.progress, self.restart = replay(
-            self.trainer, plan, directory, progress=self.progress, now=config, monotonic=clock.monotonic
+        self.trainer = Trainer(policy, config, reference, before_writing=self._before_writing)
+        """Told what to do from here alone."""
+        checkpoints = CheckpointStore(
+            directory / CHECKPOINTS, origin=origin, keep_every_versions=config.keep_every_versions
         )
-        self._journal = StepJournal(directory, origin=origin, place=plan.end, since=place)
-        self._best = self.progress.best
-        """As known now; the next entry has it."""
-        self.master_access = MasterAccess(version=self.version, monotonic=clock.monotonic)
+        start, place = checkpoints.restore(self.trainer.restore)
+        plan = read_journal(directory, start, place, origin=origin, published=published())
+        progress, self.restart = replay(
+            self.trainer, plan, directory, progress=start, now=config, monotonic=clock.monotonic
+        )
+        self.history = History(
+            progress,
+            StepJournal(directory, origin=origin, place=plan.end, since=place),
+            checkpoints,
+            CheckpointRules.of(config),
+            window=config.stop_window_versions,
+            copied_version=start.version,
+            monotonic=clock.monotonic,
+        )
+        self.master_access.begin(self.version)
         self._is_saved = True
         """Whether the parameters are those of ``version``."""
-        self._is_rolling_back = False
+
+    @property
+    def progress(self) -> Progress:
+        """As the history has it."""
+        return self.history.progress
 
     @property
     def version(self) -> int:
@@ -154,18 +153,13 @@ class TrainingState:
         return TrainedSlots(self.progress.trained_slots)
 
     def take_step(
-        self,
-        batch: Sequence[RolloutGroup],
-        *,
-        unacknowledged: Sequence[StepRecord],
-        evaluations: Evaluations,
+        self, batch: Sequence[RolloutGroup], *, unacknowledged: Sequence[StepRecord]
     ) -> StepTaken | None:
         """Train on ``batch``, if it teaches anything. ``save`` must follow, as often as it takes.
 
         Args:
             batch: admitted groups, each at most as new as ``version``.
             unacknowledged: step records the coordinator may not have.
-            evaluations: asked once the step is taken.
         Returns:
             None if loss or gradient was not finite: nothing has changed.
         Raises:
@@ -184,23 +178,36 @@ class TrainingState:
             )
         self._is_saved = not outcome.is_applied
         line = self._line(batch, outcome, step_s=self._clock.monotonic() - started_s)
-        self._best = self._best_of(line.reward_mean, evaluations())
         observed = tuple(
             Observed(one.sampler_id, kl_nats, token_ages(one, version=self.version))
             for one, kl_nats in zip(batch, outcome.kl_nats_of_groups, strict=True)
         )
         if not outcome.is_applied:
-            return StepTaken(line, NewsEntry(line.reward_mean, self._best), b"", (), observed)
-        encoded = tuple(map(source_of, batch))
+            return StepTaken(line, NewsEntry(line.reward_mean, best=None), b"", (), observed)
         entry = StepEntry(
             line=line,
             acknowledged_version=min((one.version for one in unacknowledged), default=line.version) - 1,
-            best=self._best,
+            best=None,
             entropy_switch=switch_before(self.progress, settings).observe(outcome.numbers.surprisal_nats),
             settings=self._recorded_settings,
             cuda_state_bytes=len(random_state.cuda),
         )
-        return StepTaken(line, entry, random_state.to_bytes(), encoded, observed)
+        return StepTaken(line, entry, random_state.to_bytes(), tuple(map(source_of, batch)), observed)
+
+    def save(self, taken: StepTaken, evaluated: EvaluationNotice) -> float:
+        """Make a step durable, with the version that is the best by now; return the seconds that took.
+
+        Where none was taken, only what is known of the newest version is written: its groups need no memory
+        here, since consuming them again changes nothing.
+
+        Raises:
+            RefusedError: DISK, where the disk is full or failing; the step is taken, save it again.
+        """
+        started_s = self._clock.monotonic()
+        entry = replace(taken.entry, best=self._best_after(taken.line.reward_mean, evaluated))
+        self.history.append(entry, random_state=taken.random_state, groups=taken.groups)
+        self._is_saved = True
+        return self._clock.monotonic() - started_s
 
     def adopt(self, config: LearnerConfig) -> None:
         """Take the following steps with other settings.
@@ -225,8 +232,7 @@ class TrainingState:
         Raises:
             OSError, ValueError: the files cannot be read; the parameters are of no version any more.
         """
-        started_s = self._clock.monotonic()
-        self._is_saved, self._is_rolling_back = False, True
+        started_s, self._is_saved = self._clock.monotonic(), False
         self.trainer.begin_anew(masters)
         line = RollbackLine(
             version=self.version + 1,
@@ -237,80 +243,26 @@ class TrainingState:
         progress = self.progress.rolled_back(
             line, order.order, ordered_at_s=order.at_s, unacknowledged=tuple(unacknowledged)
         )
-        return self._copy_of(progress)
+        return self.history.begin_rollback(progress, self.trainer.copy(), self.policy.ranks)
 
     def rolled_back(self, copied: CheckpointCopy) -> StepRecord:
         """Go on from a rollback that is on disk; return its record, to be told."""
-        self.progress, self._is_saved, self._is_rolling_back = copied.progress, True, False
-        self._copied_version, self._copied_at_s = self.version, self._clock.monotonic()
-        self.written()
-        return self.progress.unacknowledged[-1]
-
-    def save(self, taken: StepTaken) -> float:
-        """Make a step durable; return the seconds that took.
-
-        Where none was taken, only what is known of the newest version is written: its groups need no memory
-        here, since consuming them again changes nothing.
-
-        Raises:
-            RefusedError: DISK, where the disk is full or failing; the step is taken, save it again.
-        """
-        started_s = self._clock.monotonic()
-        entry = replace(taken.entry, best=self._best)  # heard of since, maybe
-        self._write(entry, random_state=taken.random_state, groups=taken.groups)
+        self.history.end_rollback(copied)
         self._is_saved = True
-        return self._clock.monotonic() - started_s
-
-    def keep_best(self, evaluated: EvaluationNotice) -> None:
-        """Make durable which version is the best, if evaluations have ended since the last step.
-
-        Raises:
-            RefusedError: DISK, where the disk is full or failing; nothing has changed.
-        """
-        # A rollback's checkpoint says where the journal goes on: nothing may come between.
-        if not self._is_rolling_back and self.has_news_of_best(evaluated):
-            self._best = self.progress.best_told(evaluated)
-            self._write(NewsEntry(None, self._best))
+        return self.progress.unacknowledged[-1]
 
     def checkpoint_due(self) -> Due:
         """Return whether a checkpoint is due, of the newest step in the journal."""
-        if not self._is_fit_for_a_checkpoint:
-            return Due.NOT
-        return self._rules.due(
-            version=self.version,
-            copied_version=self._copied_version,
-            age_s=self._clock.monotonic() - self._copied_at_s,
-            new_bytes=self._journal.new_bytes,
-            all_bytes=self._journal.size_bytes,
-        )
+        return self.history.checkpoint_due() if self._is_fit_for_a_checkpoint else Due.NOT
 
     @property
     def has_new_steps(self) -> bool:
         """Whether a checkpoint of the newest step can be made, and none was begun."""
-        return self.version > self._copied_version and self._is_fit_for_a_checkpoint
-
-    @property
-    def journal_bytes(self) -> int:
-        """Size of the journal on disk."""
-        return self._journal.size_bytes
+        return self.history.has_new_steps and self._is_fit_for_a_checkpoint
 
     def copy(self) -> CheckpointCopy:
-        """Copy everything that the next step changes; ``write`` and ``written`` must follow."""
-        copied = self._copy_of(self.progress)
-        self._copied_version, self._copied_at_s = self.version, self._clock.monotonic()
-        return copied
-
-    def write(self, copied: CheckpointCopy) -> int:
-        """Write a checkpoint, durable on return; return its bytes. In any thread, one at a time.
-
-        Raises:
-            OSError: as ``CheckpointStore.write``.
-        """
-        return self._checkpoints.write(copied)
-
-    def written(self) -> None:
-        """Forget what the checkpoints on disk have made worthless."""
-        self._journal.cut(self._checkpoints.places())
+        """Copy everything that the next step changes, for ``history`` to write."""
+        return self.history.copy(self.trainer.copy(), self.policy.ranks)
 
     @property
     def _is_fit_for_a_checkpoint(self) -> bool:
@@ -319,20 +271,7 @@ class TrainingState:
         is_unlike = again.is_exact is False and self.version == again.published_version
         return self._is_saved and not is_unlike
 
-    def _copy_of(self, progress: Progress) -> CheckpointCopy:
-        return CheckpointCopy(progress, self._journal.roll(), self.trainer.copy(), self.policy.ranks)
-
-    def _write(self, entry: Entry, *, random_state: bytes = b"", groups: Sequence[EncodedGroup] = ()) -> None:
-        progress = self.progress.after(entry, window=self.config.stop_window_versions)
-        if progress.version:  # of the base model, nothing is worth remembering
-            self._journal.append(entry, random_state=random_state, groups=groups)
-        self.progress = progress
-
-    def has_news_of_best(self, evaluated: EvaluationNotice) -> bool:
-        """Whether evaluations say that another version is the best than is written down."""
-        return evaluated.is_evaluated and self.progress.best != self.progress.best_told(evaluated)
-
-    def _best_of(self, reward_mean: float, evaluated: EvaluationNotice) -> BestVersion | None:
+    def _best_after(self, reward_mean: float, evaluated: EvaluationNotice) -> BestVersion | None:
         """Return the best version once a batch had this reward."""
         if evaluated.is_evaluated:
             return self.progress.best_told(evaluated)

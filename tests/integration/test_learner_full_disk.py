@@ -16,7 +16,7 @@ from learner.model.model import Policy
 from node.system import durable
 from support.full_disk import full_disk
 from support.scripted_hub import scripted_hub
-from support.training_loop import RunningLearner, learner
+from support.training_loop import RunningLearner, Start, learner
 from support.waiting import until
 
 
@@ -42,11 +42,11 @@ async def test_a_full_disk_is_waited_for_and_the_step_is_taken_once(
 ) -> None:
     async def train(state: Path, *, is_full: bool) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
         async with scripted_hub() as hub, learner(hub, model_dir, state) as running:
-            await hub.give(*(running.delivered(f"{n}.1") for n in range(2)))
+            await running.give("0.1", "1.1")
             await hub.wait_until(lambda: len(hub.records) == 1)
             await until(lambda: lines_in(state / "steps.jsonl") == 1)  # or it is this line that is refused
             with full_disk(1_000) if is_full else nullcontext():
-                await hub.give(*(running.delivered(f"{n}.1", version=1) for n in range(2, 4)))
+                await running.give("2.1", "3.1", version=1)
                 if is_full:
                     await until(lambda: refusals(running) >= 3)
                     assert waiting(running) == 1
@@ -55,7 +55,7 @@ async def test_a_full_disk_is_waited_for_and_the_step_is_taken_once(
                     assert (running.loop.version, len(hub.records)) == (1, 1)
                     assert running.access.take() is None
             await hub.wait_until(lambda: len(hub.records) == 2)
-            await hub.give(*(running.delivered(f"{n}.1", version=2) for n in range(4, 6)))
+            await running.give("4.1", "5.1", version=2)
             await hub.wait_until(lambda: len(hub.records) == 3)
             await until(lambda: lines_in(state / "steps.jsonl") == 3)
             assert waiting(running) == 0
@@ -67,12 +67,12 @@ async def test_a_full_disk_is_waited_for_and_the_step_is_taken_once(
     warnings = [record for record in caplog.records if record.message == "disk takes no writes"]
     assert vars(warnings[0])["what"] == "the journal's entry of step 2"
     assert FILE in vars(warnings[0])["detail"]
-    lines = [json.loads(line) for line in (tmp_path / "full" / "steps.jsonl").read_text().splitlines()]
+    lines = map(json.loads, (tmp_path / "full" / "steps.jsonl").read_text().splitlines())
     assert [line["version"] for line in lines] == [1, 2, 3]
 
 
 async def test_a_disk_too_full_for_the_line_of_a_step_keeps_the_next_step_waiting(
-    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The step itself is durable and told; every version has its line all the same."""
     is_full = True
@@ -84,38 +84,38 @@ async def test_a_disk_too_full_for_the_line_of_a_step_keeps_the_next_step_waitin
         append(path, content)
 
     monkeypatch.setattr(durable, "append", append_if_there_is_room)
-    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path) as running:
-        await hub.give(*(running.delivered(f"{n}.1") for n in range(4)))
+    async with start() as running:
+        hub = running.hub
+        await running.give("0.1", "1.1", "2.1", "3.1")
         await hub.wait_until(lambda: len(hub.records) == 1)
         await until(lambda: refusals(running) >= 2)
         assert (waiting(running), len(hub.records)) == (1, 1)
         is_full = False
         await hub.wait_until(lambda: len(hub.records) == 2)
-        await until(lambda: lines_in(tmp_path / "steps.jsonl") == 2)
+        await until(lambda: lines_in(running.directory / "steps.jsonl") == 2)
 
 
 async def test_a_learner_that_waits_for_its_disk_stops_and_the_step_is_taken_after_the_next_start(
-    model_dir: Path, tmp_path: Path
+    start: Start,
 ) -> None:
-    async with scripted_hub() as hub:
-        async with learner(hub, model_dir, tmp_path) as running:
-            with full_disk(1_000):
-                await hub.give(*(running.delivered(f"{n}.1") for n in range(2)))
-                await until(lambda: refusals(running) >= 1)
-                running.stopping.set()
-                async with asyncio.timeout(10):
-                    await asyncio.gather(*running.tasks)
-            assert (running.loop.version, hub.records) == (0, [])
-        async with learner(hub, model_dir, tmp_path) as running:
-            await hub.wait_until(lambda: len(hub.records) == 1)
-            assert hub.trained_group_ids == ["0.1", "1.1"]
-            assert running.loop.version == 1
-    assert lines_in(tmp_path / "steps.jsonl") == 1
+    async with start() as running:
+        with full_disk(1_000):
+            await running.give("0.1", "1.1")
+            await until(lambda: refusals(running) >= 1)
+            running.stopping.set()
+            async with asyncio.timeout(10):
+                await asyncio.gather(*running.tasks)
+        assert (running.loop.version, running.hub.records) == (0, [])
+    async with start() as running:
+        await running.hub.wait_until(lambda: len(running.hub.records) == 1)
+        assert running.hub.trained_group_ids == ["0.1", "1.1"]
+        assert running.loop.version == 1
+    assert len(running.lines) == 1
 
 
-async def test_an_error_that_room_does_not_change_ends_the_learner(model_dir: Path, tmp_path: Path) -> None:
-    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path) as running:
-        (tmp_path / FILE).unlink()
-        await hub.give(*(running.delivered(f"{n}.1") for n in range(2)))
+async def test_an_error_that_room_does_not_change_ends_the_learner(start: Start) -> None:
+    async with start() as running:
+        (running.directory / FILE).unlink()
+        await running.give("0.1", "1.1")
         with pytest.raises(FileNotFoundError):
             await asyncio.wait_for(running.tasks[1], timeout=10)

@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from learner.objective.advantage import centred_advantage
-from learner.objective.divergence import effective_sample_size_ratio, kl_behaviour_learner
-from learner.objective.groups import Groups
-from learner.objective.importance import (
+from learner.objective.formulas.advantage import centred_advantage
+from learner.objective.formulas.divergence import effective_sample_size_ratio, kl_behaviour_learner
+from learner.objective.formulas.importance import (
     expectation_weight,
     log_group_expectation,
     log_version_aware_denominator,
     trust_by_sample_size,
 )
-from learner.objective.surrogate import clipped_surrogate
+from learner.objective.formulas.surrogate import clipped_surrogate
+from learner.objective.groups import Groups
 from support.objective_batches import group_expectation_weight
 
 logprobs = st.floats(min_value=-50, max_value=0, allow_subnormal=False)

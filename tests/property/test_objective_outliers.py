@@ -9,8 +9,8 @@ from torch import Tensor
 
 from bench.objective_outliers import COMPLETIONS, GROUP_SIZE, LARGEST_SHARE, NAMED, TOKENS, shipped_loss
 from learner.intake.group_verdict import LEAST_LOGPROB
-from learner.objective.advantage import standardised_advantage
 from learner.objective.batch import ObjectiveBatch
+from learner.objective.formulas.advantage import standardised_advantage
 from learner.step.step_loss import StepLoss
 
 GROUPS = COMPLETIONS // GROUP_SIZE

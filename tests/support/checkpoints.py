@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 
 from learner.journal.checkpoint import CheckpointCopy, CheckpointStore, ShardCopy, load_into
+from learner.journal.entry_rows import Origin
 from learner.journal.progress import Progress
-from learner.journal.records import Origin
 from learner.journal.restart import JournalPlace
 from learner.model.model import Policy
 

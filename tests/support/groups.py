@@ -23,6 +23,11 @@ def make_completion(tokens: int = 3, *, version: int = 0, reward: float = 0.0, *
     return replace(completion, **changes)
 
 
+def with_rewards(mean: float, *, version: int = 0, spread: float = 0.25) -> tuple[Completion, ...]:
+    """Return a group's two completions, whose rewards are as far from their mean."""
+    return tuple(make_completion(3, version=version, reward=mean + sign * spread) for sign in (-1, 1))
+
+
 def with_replies(completion: Completion, is_drawn: list[bool]) -> Completion:
     """Return ``completion`` with tokens that the policy did not draw; the first and the last are drawn."""
     mask = np.array(is_drawn)

@@ -3,8 +3,8 @@
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from learner.journal.entry_rows import Origin
 from learner.journal.progress import Progress, StepEntry
-from learner.journal.records import Origin
 from learner.journal.restart import JournalPlace
 from learner.journal.step_journal import StepJournal, groups_of, read_journal
 from learner.objective.entropy_switch import EntropySwitch

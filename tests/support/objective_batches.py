@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from learner.objective.batch import ObjectiveBatch
-from learner.objective.importance import expectation_weight, log_group_expectation
+from learner.objective.formulas.importance import expectation_weight, log_group_expectation
 from support.objective_twins import Rows, Sample
 
 
@@ -47,6 +47,29 @@ def batch_of(
         staleness_versions=torch.tensor(sample.staleness),
         max_tokens=sample.max_tokens,
         proximal_logprob=None if sample.proximal is None else rows(sample.proximal),
+    )
+
+
+def whole_rows(
+    learner: Tensor,
+    behaviour: Tensor,
+    reward: Tensor,
+    *,
+    group: Tensor | None = None,
+    staleness: int = 0,
+    proximal: Tensor | None = None,
+) -> ObjectiveBatch:
+    """Return rows of as many tokens each, [n, t], nats, of one staleness; of one group if none is given."""
+    rows, tokens = learner.shape
+    return ObjectiveBatch(
+        learner_logprob=learner.detach().clone().requires_grad_(),
+        behaviour_logprob=behaviour,
+        mask=torch.ones(rows, tokens, dtype=torch.bool),
+        group_index=torch.zeros(rows, dtype=torch.int64) if group is None else group,
+        reward=reward,
+        staleness_versions=torch.full((rows,), staleness),
+        max_tokens=tokens,
+        proximal_logprob=proximal,
     )
 
 

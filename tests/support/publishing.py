@@ -92,6 +92,11 @@ class Publishing:
             self.masters[name].copy_(tensor)
         self.access.hold(version)
 
+    async def publish(self, version: int, base: int, *, words_of: int | None = None) -> None:
+        """Take a step, and wait until its version can be fetched as a delta from ``base``."""
+        await self.step(version, words_of=words_of)
+        await self.stored(ArtifactKey(version, base))
+
     def counted(self, what: str) -> float | None:
         return self.registry.get_sample_value(f"heterorl_learner_{what}_total")
 

@@ -45,7 +45,7 @@ from learner.config import LearnerConfig, Rematerialise
 from learner.journal.checkpoint import ShardCopy, load_into
 from learner.masters.tensor_files import save_tensors
 from learner.model.model import Policy, ScoringModel, load_policy
-from learner.model.work_shares import Instruction
+from learner.model.rank_exchanges import Instruction
 from learner.ranks import launching
 from learner.ranks.errors import RankLostError
 from learner.ranks.instruction_stream import InstructionStream

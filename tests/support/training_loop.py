@@ -1,20 +1,23 @@
 """A training loop in the background of a test, at a hub that the test drives."""
 
 import asyncio
+import json
 import math
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from prometheus_client import CollectorRegistry
 
 from learner.config import LearnerConfig
 from learner.intake.batch_buffer import BatchBuffer
-from learner.journal.records import Origin
+from learner.journal.entry_rows import Origin
 from learner.masters.master_access import MasterAccess
 from learner.masters.master_words import PolicyWords, root_of
 from learner.metrics import Instruments
@@ -22,7 +25,6 @@ from learner.model.model import Policy, load_policy
 from learner.publishing.earlier_versions import EarlierVersions
 from learner.step_log import StepLine, StepLog
 from learner.training.evidence import Evidence
-from learner.training.order_taker import OrderTaker
 from learner.training.training_loop import TrainingLoop
 from learner.training.training_state import TrainingState
 from node.clients.rollout_drain import RolloutDrain
@@ -36,7 +38,8 @@ from node.values.rollout import RolloutGroup
 from node.values.run import Role, RunSettings, StepReport
 from node.weights.assembly.public_base import PublicBase
 from support.groups import SAMPLING, make_group
-from support.scripted_hub import ScriptedHub
+from support.scripted_hub import ScriptedHub, scripted_hub
+from support.waiting import until
 
 BATCH = 2
 NOT_EVALUATED = EvaluationNotice(announced=1 << 32)
@@ -97,6 +100,8 @@ class RunningLearner:
     evidence: Evidence
     published: list[PolicyVersion]
     """Versions that a publisher would have published, the newest last."""
+    hub: ScriptedHub
+    directory: Path
 
     @property
     def report(self) -> StepReport | None:
@@ -110,6 +115,24 @@ class RunningLearner:
         group = make_group(group_id, version=version, layout_digest=self.policy.layout.digest)
         prompt = np.array([int(digit) for digit in group_id if digit.isdigit()], np.int32)
         return replace(group, **{"sampler_id": sampler_id, "prompt_token_ids": prompt, **changes})  # type: ignore[arg-type]
+
+    async def give(self, *group_ids: str, **changes: Any) -> None:
+        """Let the hub deliver groups, as ``delivered`` makes them."""
+        await self.hub.give(*(self.delivered(one, **changes) for one in group_ids))
+
+    async def train(self, onto: int, *, groups: int = BATCH, **changes: Any) -> None:
+        """Let the hub deliver a batch to a learner at version ``onto``, and wait until that is the next.
+
+        Args:
+            changes: as for ``delivered``; the groups are of version ``onto`` unless they say otherwise.
+        """
+        await self.give(*(f"{onto}{n}.1" for n in range(groups)), **{"version": onto, **changes})
+        await until(lambda: self.loop.version > onto)
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """The lines of the step log."""
+        return [json.loads(line) for line in (self.directory / "steps.jsonl").read_text().splitlines()]
 
     @property
     def waits_for(self) -> str:
@@ -196,14 +219,7 @@ async def learner(
         evidence=evidence,
         step_log=log,
         on_step=on_step,
-        operator=OrderTaker(
-            EarlierVersions(state, base, policy.layout),
-            config=config,
-            state=training_state,
-            drain=drain,
-            step_log=log,
-            instruments=instruments,
-        ),
+        earlier=EarlierVersions(state, base, policy.layout),
         instruments=instruments,
     )
     stopping = asyncio.Event()
@@ -225,6 +241,8 @@ async def learner(
             training_state,
             evidence,
             published,
+            hub,
+            state,
         )
     finally:
         stopping.set()
@@ -232,3 +250,18 @@ async def learner(
         for task in late:
             task.cancel()
         await channel.close(None)
+
+
+Start = Callable[..., AbstractAsyncContextManager[RunningLearner]]
+
+
+@pytest.fixture
+async def scripted() -> AsyncIterator[ScriptedHub]:
+    async with scripted_hub() as hub:
+        yield hub
+
+
+@pytest.fixture
+def start(scripted: ScriptedHub, model_dir: Path, tmp_path: Path) -> Start:
+    """Start learners of one directory at one hub, one after the other."""
+    return partial(learner, scripted, model_dir, tmp_path)

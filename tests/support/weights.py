@@ -35,6 +35,28 @@ def put_version(store: ArtifactStore, signed: bytes, payloads: Sequence[bytes]) 
         store.put_version(store.offer_signed(signed)[0], draft)
 
 
+def put_words(
+    store: ArtifactStore,
+    key: SigningKey,
+    words: Words,
+    *,
+    version: int,
+    base: HeldPolicy | None,
+    layout: Layout,
+) -> None:
+    """Store a version of the run ``run`` as a delta from ``base``; None: as a keyframe."""
+    encoded = encode_version(
+        words,
+        version=version,
+        base=base,
+        layout=layout,
+        run_id="run",
+        learner_epoch=1,
+        published_at_s=0.0,
+    )
+    put_version(store, sign(encoded.manifest, key), encoded.payloads)
+
+
 def manifest_of_sizes(sizes: Sequence[int], *, version: int = 1, base_version: int = 0) -> Manifest:
     """Return a manifest of which only the sizes of the payloads matter."""
     frames = tuple(FrameRecord(Codec.RAW, size, 0, bytes(16)) for size in sizes)

@@ -11,7 +11,7 @@ from numpy.polynomial.legendre import leggauss
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.objective.advantage import leave_one_out_advantage
+from learner.objective.formulas.advantage import leave_one_out_advantage
 from node.errors import RefusedError
 from node.kinds.noise_mask.network import NoiseMaskConfig, NoiseMaskModel, log_density, read_prompts
 from node.kinds.noise_mask.values import MaskSizes, as_text, read_row

@@ -32,10 +32,10 @@ def sapo(batch: ObjectiveBatch, options: SapoOptions) -> ObjectiveOutcome:
     """
     import torch
 
-    from learner.objective.advantage import standardised_advantage
     from learner.objective.batch import ObjectiveOutcome, mean_of_token_means
-    from learner.objective.log_ratio import bounded_ratio
-    from learner.objective.surrogate import soft_gated_surrogate
+    from learner.objective.formulas.advantage import standardised_advantage
+    from learner.objective.formulas.log_ratio import bounded_ratio
+    from learner.objective.formulas.surrogate import soft_gated_surrogate
 
     ratio = bounded_ratio(batch.log_ratio)
     advantage = standardised_advantage(batch.reward, batch.groups)

@@ -25,9 +25,9 @@ def topr(batch: ObjectiveBatch, options: ToprOptions) -> ObjectiveOutcome:
     """
     import torch
 
-    from learner.objective.advantage import centred_advantage
     from learner.objective.batch import ObjectiveOutcome, mean_over_completions
-    from learner.objective.surrogate import likelihood_loss
+    from learner.objective.formulas.advantage import centred_advantage
+    from learner.objective.formulas.surrogate import likelihood_loss
 
     log_ratio, log_likelihood = batch.log_ratio.sum(dim=1), batch.within(batch.learner_logprob).sum(dim=1)
     if options.is_length_normalised:

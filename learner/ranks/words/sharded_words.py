@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from learner.masters.master_words import Spool
 from learner.masters.version_coder import Put
-from learner.model.work_shares import Instruction
+from learner.model.rank_exchanges import Instruction
 from learner.ranks.instruction_stream import InstructionStream
 from learner.ranks.words.frame_work import (
     HEADER_BYTES,

@@ -16,8 +16,8 @@ from bench.kill_lab.stage import Stage
 from bench.kill_lab.truth import Model, read_artifact
 from bench.kill_lab.witness import Replays, Witness
 from deploy.runs.run_directory import COORDINATOR, LEARNER
+from learner.journal.entry_rows import Origin
 from learner.journal.progress import StepEntry
-from learner.journal.records import Origin
 from learner.journal.restart import JournalPlace
 from learner.journal.step_journal import FILE, StepJournal
 from learner.objective.entropy_switch import EntropySwitch

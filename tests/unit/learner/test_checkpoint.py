@@ -8,17 +8,18 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 
-from learner.journal import checkpoint
 from learner.journal.checkpoint import CheckpointStore
 from learner.journal.checkpoint_index import newest_index, versions_in
 from learner.journal.progress import Progress
 from learner.journal.restart import JournalPlace
-from learner.model.model import Policy, load_policy
+from learner.model.model import load_policy
 from learner.objective.entropy_switch import EntropySwitch
 from learner.publishing.signer import raise_epoch
 from learner.step.train_step import train_step
@@ -36,29 +37,46 @@ from support.tiny_model import make_tiny_model
 SETTINGS = make_step_settings(staleness_half_life_versions=4.0, micro_batch_tokens=64)
 
 
-def learner(model_dir: Path) -> tuple[Policy, torch.optim.Optimizer]:
-    policy = load_policy(model_dir, device="cpu")
-    return policy, torch.optim.AdamW(policy.parameters.values(), lr=1e-2, fused=True)
+class Life:
+    """A learner's policy and optimizer, and its checkpoints in a directory."""
+
+    def __init__(self, model_dir: Path, directory: Path, **options: int) -> None:
+        self.policy = load_policy(model_dir, device="cpu")
+        self.optimizer = torch.optim.AdamW(self.policy.parameters.values(), lr=1e-2, fused=True)
+        self.store = open_checkpoints(directory, self.policy, **options)
+
+    def step(self, version: int) -> None:
+        completions = (make_completion(3 + version % 3, reward=1.0), make_completion(4))
+        groups: Sequence[RolloutGroup] = [make_group(completions=completions)]
+        assert train_step(self.policy, self.optimizer, groups, version=version, settings=SETTINGS).is_applied
+
+    def save(self, progress: Progress, place: JournalPlace | None = None) -> None:
+        save(self.store, self.policy, self.optimizer, progress, place or JournalPlace())
+
+    def restore(self) -> tuple[Progress, JournalPlace]:
+        return restore(self.store, self.policy, self.optimizer)
+
+    @property
+    def parameters(self) -> torch.Tensor:
+        return torch.cat([tensor.detach().flatten() for tensor in self.policy.tensors.values()])
 
 
-def step(policy: Policy, optimizer: torch.optim.Optimizer, version: int) -> None:
-    completions = (make_completion(3 + version % 3, reward=1.0), make_completion(4))
-    groups: Sequence[RolloutGroup] = [make_group(completions=completions)]
-    assert train_step(policy, optimizer, groups, version=version, settings=SETTINGS).is_applied
+Begin = Callable[..., Life]
+
+
+@pytest.fixture
+def begin(model_dir: Path, tmp_path: Path) -> Begin:
+    return partial(Life, model_dir, tmp_path)
 
 
 def step_line(version: int) -> StepLine:
     return make_step_line(version, at_s=1.5, groups=(TrainedGroup("4.1", "sampler-a", 1),))
 
 
-def parameters_of(policy: Policy) -> torch.Tensor:
-    return torch.cat([tensor.detach().flatten() for tensor in policy.tensors.values()])
-
-
-def test_a_restored_learner_takes_the_next_step_bit_for_bit(model_dir: Path, tmp_path: Path) -> None:
-    policy, optimizer = learner(model_dir)
+def test_a_restored_learner_takes_the_next_step_bit_for_bit(begin: Begin) -> None:
+    life = begin()
     for version in range(3):
-        step(policy, optimizer, version)
+        life.step(version)
     progress = Progress(
         version=3,
         step=step_line(3),
@@ -67,98 +85,94 @@ def test_a_restored_learner_takes_the_next_step_bit_for_bit(model_dir: Path, tmp
         entropy_switch=EntropySwitch(threshold=math.inf).observe(1.5),
     )
     place = JournalPlace(7, "ab" * 16)
-    save(open_checkpoints(tmp_path, policy), policy, optimizer, progress, place)
-    restored, restored_optimizer = learner(model_dir)
-    store = open_checkpoints(tmp_path, restored)
-    assert restore(store, restored, restored_optimizer) == (progress, place)
-    assert store.places() == [place]
+    life.save(progress, place)
+    restored = begin()
+    assert restored.restore() == (progress, place)
+    assert restored.store.places() == [place]
     for version in (3, 4):
-        step(policy, optimizer, version)
-        step(restored, restored_optimizer, version)
-        assert torch.equal(parameters_of(policy), parameters_of(restored))
+        life.step(version)
+        restored.step(version)
+        assert torch.equal(life.parameters, restored.parameters)
 
 
-def test_without_a_checkpoint_training_begins_at_version_zero(model_dir: Path, tmp_path: Path) -> None:
-    policy, optimizer = learner(model_dir)
-    before = parameters_of(policy)
-    assert restore(open_checkpoints(tmp_path, policy), policy, optimizer) == (Progress(0), JournalPlace())
-    assert torch.equal(parameters_of(policy), before)
+def test_without_a_checkpoint_training_begins_at_version_zero(begin: Begin) -> None:
+    life = begin()
+    before = life.parameters
+    assert life.restore() == (Progress(0), JournalPlace())
+    assert torch.equal(life.parameters, before)
 
 
 def test_the_newest_two_checkpoints_are_kept_and_the_masters_of_every_nth_version(
-    model_dir: Path, tmp_path: Path
+    begin: Begin, tmp_path: Path
 ) -> None:
-    policy, optimizer = learner(model_dir)
-    step(policy, optimizer, 0)
-    store = open_checkpoints(tmp_path, policy, keep_every_versions=4)
+    life = begin(keep_every_versions=4)
+    life.step(0)
     for version in (8, 9, 10, 11):
-        save(store, policy, optimizer, Progress(version), JournalPlace(version))
+        life.save(Progress(version), JournalPlace(version))
     assert versions_in(tmp_path) == [8, 10, 11]
-    assert [place.next_entry for place in store.places()] == [10, 11]
+    assert [place.next_entry for place in life.store.places()] == [10, 11]
     assert sorted(path.name for path in (tmp_path / "000000000008").iterdir()) == ["index.json", "masters"]
-    assert restore(store, policy, optimizer)[0].version == 11
+    assert life.restore()[0].version == 11
 
 
-def test_a_second_checkpoint_of_a_version_replaces_only_its_progress(model_dir: Path, tmp_path: Path) -> None:
-    policy, optimizer = learner(model_dir)
-    store = open_checkpoints(tmp_path, policy)
-    save(store, policy, optimizer, Progress(3))
+def test_a_second_checkpoint_of_a_version_replaces_only_its_progress(begin: Begin) -> None:
+    life = begin()
+    life.save(Progress(3))
     again = Progress(3, recent_rewards=(0.5, math.inf))
-    save(store, policy, optimizer, again, JournalPlace(2))
-    assert restore(store, policy, optimizer) == (again, JournalPlace(2))
+    life.save(again, JournalPlace(2))
+    assert life.restore() == (again, JournalPlace(2))
 
 
-def test_a_checkpoint_that_was_only_begun_is_removed(model_dir: Path, tmp_path: Path) -> None:
-    policy, optimizer = learner(model_dir)
-    save(open_checkpoints(tmp_path, policy), policy, optimizer, Progress(1))
+def test_a_checkpoint_that_was_only_begun_is_removed(begin: Begin, tmp_path: Path) -> None:
+    begin().save(Progress(1))
     (tmp_path / "staged-000000000002" / "masters").mkdir(parents=True)
     (tmp_path / "staged-000000000002" / "masters" / "x.safetensors").write_bytes(b"half")
-    store = open_checkpoints(tmp_path, policy)
+    life = begin()
     assert [path.name for path in tmp_path.iterdir()] == ["000000000001"]
-    save(store, policy, optimizer, Progress(2))
-    assert restore(store, policy, optimizer)[0].version == 2
+    life.save(Progress(2))
+    assert life.restore()[0].version == 2
 
 
-@pytest.mark.parametrize("part", ["masters", "optimizer", "index.json"])
-@pytest.mark.parametrize("damage", ["flip", "cut", "remove", "add"])
+@pytest.mark.parametrize(
+    ("part", "damage"),
+    [
+        *product(["masters", "optimizer"], ["flip", "cut", "remove", "add"]),
+        *product(["index.json"], ["flip", "cut", "remove"]),
+    ],
+)
 def test_a_damaged_checkpoint_is_refused_by_file_and_the_one_before_it_is_the_way_out(
-    model_dir: Path, tmp_path: Path, part: str, damage: str
+    begin: Begin, tmp_path: Path, part: str, damage: str
 ) -> None:
-    policy, optimizer = learner(model_dir)
-    store = open_checkpoints(tmp_path, policy)
+    life = begin()
     for version in (1, 2):
-        step(policy, optimizer, version)
-        save(store, policy, optimizer, Progress(version))
+        life.step(version)
+        life.save(Progress(version))
     path = tmp_path / "000000000002" / part
     if path.is_dir():
         [path] = path.iterdir()
-    content = bytearray(path.read_bytes())
-    content[0] ^= 1
+    content = path.read_bytes()
     match damage:
         case "flip":
-            path.write_bytes(content)
+            path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
         case "cut":
-            path.write_bytes(path.read_bytes()[:-1])
+            path.write_bytes(content[:-1])
         case "remove":
             path.unlink()
-        case _ if part != "index.json":
+        case "add":
             path = path.with_name("more.safetensors")
             path.write_bytes(content)
-        case _:
-            return
     with cannot_start(path.name) as caught:
-        restore(store, policy, optimizer)
+        life.restore()
     assert "goes on from the checkpoint before it" in str(caught.value.fix)
     shutil.rmtree(tmp_path / "000000000002")
-    assert restore(open_checkpoints(tmp_path, policy), policy, optimizer)[0].version == 1
+    assert begin().restore()[0].version == 1
 
 
 def test_no_flipped_bit_of_an_index_is_loaded_and_an_index_of_older_software_is(
-    model_dir: Path, tmp_path: Path
+    begin: Begin, tmp_path: Path
 ) -> None:
-    policy, optimizer = learner(model_dir)
-    store = open_checkpoints(tmp_path, policy)
-    save(store, policy, optimizer, Progress(1, trained_slots=((0, 12), (14, 900))))
+    life = begin()
+    life.save(Progress(1, trained_slots=((0, 12), (14, 900))))
     path = tmp_path / "000000000001" / "index.json"
     whole = path.read_bytes()
     for at in range(len(whole)):
@@ -168,8 +182,8 @@ def test_no_flipped_bit_of_an_index_is_loaded_and_an_index_of_older_software_is(
         with cannot_start("index.json"):
             newest_index(tmp_path)
     path.write_text(json.dumps(unsealed(whole) | {"format": 2}))
-    assert restore(store, policy, optimizer)[0].trained_slots == ((0, 12), (14, 900))
-    save(store, policy, optimizer, Progress(1))
+    assert life.restore()[0].trained_slots == ((0, 12), (14, 900))
+    life.save(Progress(1))
     assert unsealed(path.read_bytes(), must_be_sealed=True)["format"] == 4
 
 
@@ -181,11 +195,10 @@ _OF_FIGURES = [name for name in make_step_line(1).numbers.batch.__slots__ if nam
     "line", [step_line(1), RollbackLine(version=1, at_s=2, step_s=1, restored_version=0)]
 )
 def test_the_newest_step_of_older_software_is_read_from_its_index(
-    model_dir: Path, tmp_path: Path, line: StepLine | RollbackLine
+    begin: Begin, tmp_path: Path, line: StepLine | RollbackLine
 ) -> None:
-    policy, optimizer = learner(model_dir)
-    store = open_checkpoints(tmp_path, policy)
-    save(store, policy, optimizer, Progress(1, line))
+    life = begin()
+    life.save(Progress(1, line))
     path = tmp_path / "000000000001" / "index.json"
     index = unsealed(path.read_bytes())
     flat = {"recommended_staleness": None} | json.loads(line.to_json())
@@ -196,26 +209,25 @@ def test_the_newest_step_of_older_software_is_read_from_its_index(
         older.pop(name, None)
     index["progress"]["step"] = older
     path.write_bytes(sealed(json.dumps(index | {"format": 3})))
-    assert restore(store, policy, optimizer)[0].step == line
+    assert life.restore()[0].step == line
 
 
-def test_a_checkpoint_of_another_model_or_run_is_refused(model_dir: Path, tmp_path: Path) -> None:
-    policy, optimizer = learner(model_dir)
-    save(open_checkpoints(tmp_path / "checkpoints", policy), policy, optimizer, Progress(1))
-    other, of_other = learner(make_tiny_model(tmp_path / "other", hidden=32, layers=2))
+def test_a_checkpoint_of_another_model_or_run_is_refused(begin: Begin, tmp_path: Path) -> None:
+    life = begin()
+    life.save(Progress(1))
+    other = Life(make_tiny_model(tmp_path / "other", hidden=32, layers=2), tmp_path)
     with cannot_start("layout_digest"):
-        restore(open_checkpoints(tmp_path / "checkpoints", other), other, of_other)
-    elsewhere = CheckpointStore(tmp_path / "checkpoints", origin=replace(origin_of(policy), run_id="another"))
+        other.restore()
+    life.store = CheckpointStore(tmp_path, origin=replace(origin_of(life.policy), run_id="another"))
     with cannot_start("run_id", "another"):
-        restore(elsewhere, policy, optimizer)
+        life.restore()
 
 
-def test_checkpoints_from_before_the_journal_are_refused(model_dir: Path, tmp_path: Path) -> None:
-    policy, optimizer = learner(model_dir)
+def test_checkpoints_from_before_the_journal_are_refused(begin: Begin, tmp_path: Path) -> None:
     (tmp_path / "000000000007").mkdir()
     (tmp_path / "000000000007" / "progress.json").write_text("{}")
     with cannot_start("000000000007"):
-        restore(open_checkpoints(tmp_path, policy), policy, optimizer)
+        begin().restore()
 
 
 def test_the_epoch_is_higher_at_every_start(tmp_path: Path) -> None:
@@ -245,30 +257,28 @@ def test_every_step_has_one_line_whenever_the_learner_was_killed(tmp_path: Path)
 
 
 def test_a_disk_that_fails_at_any_call_leaves_nothing_behind_and_takes_the_checkpoint_later(
-    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy, optimizer = learner(model_dir)
-    store = open_checkpoints(tmp_path, policy)
-    step(policy, optimizer, 0)
-    save(store, policy, optimizer, Progress(1))
-    step(policy, optimizer, 1)
-    before = parameters_of(policy)
+    life = begin()
+    life.step(0)
+    life.save(Progress(1))
+    life.step(1)
     for number in range(1, 100):
         with (
             monkeypatch.context() as patched,
             failing_at(number, errno.ENOSPC, patched) as failed,
             contextlib.suppress(OSError),
         ):
-            save(store, policy, optimizer, Progress(2))
+            life.save(Progress(2))
             if not failed:
                 break
             shutil.rmtree(tmp_path / "000000000002")  # a directory that was there already
         assert [path.name for path in tmp_path.iterdir()] == ["000000000001"]
     assert number > 10
     assert versions_in(tmp_path) == [1, 2]
-    policy, optimizer = learner(model_dir)
-    assert restore(open_checkpoints(tmp_path, policy), policy, optimizer)[0].version == 2
-    assert torch.equal(parameters_of(policy), before)
+    restored = begin()
+    assert restored.restore()[0].version == 2
+    assert torch.equal(restored.parameters, life.parameters)
 
 
 @contextmanager
@@ -289,5 +299,4 @@ def failing_at(number: int, error: int, patched: pytest.MonkeyPatch) -> Iterator
     for name in ("mkdir", "replace", "fsync"):
         patched.setattr(os, name, fail(name, getattr(os, name)))
     patched.setattr(Path, "open", fail("open", Path.open))
-    patched.setattr(checkpoint, "_blake3", fail("blake3", checkpoint._blake3))
     yield failed

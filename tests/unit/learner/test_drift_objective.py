@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.objective.batch import ObjectiveBatch
-from learner.objective.drift import has_moved, largest_move
+from learner.objective.formulas.trust_regions import has_moved, largest_move
 from learner.objective.registry import load_objective
 from support.made_up_groups import float64_policy, made_up_groups, nearby
 from support.made_up_groups import gradient_of as gradient_step
-from support.objective_batches import batch_of, gradient_of, made_up
+from support.objective_batches import batch_of, gradient_of, made_up, whole_rows
 from support.step_settings import make_step_settings
 from support.tiny_model import make_tiny_model
 
@@ -51,15 +50,8 @@ def test_the_gauge_counts_the_tokens_of_completions_whose_weight_was_cut_to_one(
 
 def test_two_completions_of_one_token_by_hand() -> None:
     """q = (.2, .8), p = (.4, .4): p/q = (2, 1/2); at age 300 a completion may move by .5."""
-    batch = ObjectiveBatch(
-        learner_logprob=column(0.4, 0.4).log()[:, None].requires_grad_(),
-        behaviour_logprob=column(0.2, 0.8).log()[:, None],
-        mask=torch.ones(2, 1, dtype=torch.bool),
-        group_index=torch.zeros(2, dtype=torch.int64),
-        reward=column(0, 1),
-        staleness_versions=torch.full((2,), 300),
-        max_tokens=1,
-    )
+    p, q = (column(*values).log()[:, None] for values in ((0.4, 0.4), (0.2, 0.8)))
+    batch = whole_rows(p, q, column(0, 1), staleness=300)
     outcome = load_objective("drift_aware")(batch)
     assert outcome.weight.tolist() == pytest.approx([1, 0.5], rel=1e-9)
     assert not outcome.is_clipped.any()
@@ -79,15 +71,7 @@ def test_tokens_that_decide_nothing_cancel_over_all_orders_of_the_rewards() -> N
     for name, options in (("drift_aware", wide), ("topr", {}), ("grpo", {}), ("version_aware_kl", {})):
         total = torch.zeros_like(q)
         for reward in itertools.permutations((0.0, 0.0, 1.0, 1.0)):
-            batch = ObjectiveBatch(
-                learner_logprob=p.clone().requires_grad_(),
-                behaviour_logprob=q,
-                mask=torch.ones(q.shape, dtype=torch.bool),
-                group_index=torch.zeros(4, dtype=torch.int64),
-                reward=column(*reward),
-                staleness_versions=torch.full((4,), 64),
-                max_tokens=6,
-            )
+            batch = whole_rows(p, q, column(*reward), staleness=64)
             total += gradient_of(load_objective(name, options)(batch).loss, batch)
         pushes[name] = float(total.abs().max())
     assert pushes.pop("drift_aware") < 1e-12

@@ -1,7 +1,7 @@
 import errno
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, MixtralForCausalLM
 
 from bench.forked_context import forked_context
-from bench.whole_versions import encode_version
-from learner.export import export_version
+from learner.export import Export, export_version
 from learner.journal import checkpoint
-from learner.journal.checkpoint_index import versions_in
+from learner.journal.checkpoint_index import CheckpointIndex, index_in, versions_in
 from learner.journal.progress import BestVersion, Progress
 from learner.model.model import Policy, load_policy
 from learner.publishing.kept_versions import KeptVersions, Wanted, published_versions
@@ -27,7 +26,6 @@ from node.commands.cli import main
 from node.identity.signatures import SigningKey
 from node.values.rollout import RolloutGroup
 from node.weights.assembly.held import HeldPolicy
-from node.weights.format.manifest import sign
 from node.weights.store.artifact_store import ArtifactStore
 from sampler.engines.torch.torch_engine import TorchEngine
 from sampler.engines.words.model_words import version_of
@@ -37,15 +35,30 @@ from support.groups import make_completion, make_group
 from support.refusals import cannot_start
 from support.step_settings import make_step_settings
 from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
-from support.weights import flip_bit, put_version
+from support.weights import flip_bit, put_words
 
 EMBEDDING = "model.embed_tokens.weight"
 SETTINGS = make_step_settings(staleness_half_life_versions=4.0, micro_batch_tokens=64)
 
 
+Exporting = Callable[..., Export]
+
+
 @pytest.fixture
 def state_dir(tmp_path: Path) -> Path:
     return tmp_path / "state"
+
+
+@pytest.fixture
+def exported(model_dir: Path, state_dir: Path, tmp_path: Path) -> Exporting:
+    """Export a version, the newest unless said otherwise, into a directory that is not there yet."""
+
+    def export(
+        version: int | None = None, *, out: Path = tmp_path / "out", model_dir: Path = model_dir
+    ) -> Export:
+        return export_version(out, state=state_dir / "learner", model_dir=model_dir, version=version)
+
+    return export
 
 
 def train(
@@ -78,7 +91,7 @@ def root_of(policy: Policy, version: int) -> bytes:
 
 
 def test_an_export_has_the_names_dtypes_and_files_of_the_base_model_and_the_words_signed(
-    model_dir: Path, state_dir: Path, tmp_path: Path
+    model_dir: Path, state_dir: Path, tmp_path: Path, exported: Exporting
 ) -> None:
     (model_dir / "chat_template.jinja").write_text("{{ messages }}")
     (model_dir / "additional_chat_templates").mkdir()
@@ -86,7 +99,7 @@ def test_an_export_has_the_names_dtypes_and_files_of_the_base_model_and_the_word
     policy = train(model_dir, state_dir, versions=3)
     signed = root_of(policy, 3)
     out = tmp_path / "deep" / "out"
-    export = export_version(out, state=state_dir / "learner", model_dir=model_dir, version=None)
+    export = exported(out=out)
     assert (export.version, export.root) == (3, signed.hex())
     base, written = load_file(model_dir / "model.safetensors"), load_file(out / "model.safetensors")
     assert {name: tensor.dtype for name, tensor in written.items()} == {
@@ -103,7 +116,7 @@ def test_an_export_has_the_names_dtypes_and_files_of_the_base_model_and_the_word
 
 
 def test_an_export_of_a_model_in_several_files_has_the_same_ones(
-    model_dir: Path, state_dir: Path, tmp_path: Path
+    model_dir: Path, state_dir: Path, tmp_path: Path, exported: Exporting
 ) -> None:
     """Among them a tied tensor under both of its names, and one that the model does not have."""
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16)
@@ -117,7 +130,7 @@ def test_an_export_of_a_model_in_several_files_has_the_same_ones(
     (base / "model.safetensors.index.json").write_text(json.dumps(index))
     policy = train(base, state_dir, versions=2)
     out = tmp_path / "out"
-    export = export_version(out, state=state_dir / "learner", model_dir=base, version=None)
+    export = exported(out=out, model_dir=base)
     assert export.root == root_of(policy, 2).hex()
     assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in base.iterdir())
     assert len(set(index["weight_map"].values())) > 3
@@ -143,16 +156,7 @@ def test_an_export_holds_a_few_tensors_at_a_time(tmp_path: Path, source: str) ->
         words = np.empty(policy.layout.words, np.uint16)
         policy.snapshot(words)
         key = SigningKey.generate()
-        encoded = encode_version(
-            words,
-            version=1,
-            base=None,
-            layout=policy.layout,
-            run_id="run",
-            learner_epoch=1,
-            published_at_s=0.0,
-        )
-        put_version(store_of(state, key), sign(encoded.manifest, key), encoded.payloads)
+        put_words(store_of(state, key), key, words, version=1, base=None, layout=policy.layout)
     with ProcessPoolExecutor(1, forked_context("support.export_memory")) as pool:
         rise = pool.submit(rise_in_export, tmp_path, state, model_dir, 1).result()
     masters_bytes = 4 * policy.layout.words
@@ -160,7 +164,9 @@ def test_an_export_holds_a_few_tensors_at_a_time(tmp_path: Path, source: str) ->
     assert rise < masters_bytes / 3
 
 
-def test_a_family_whose_tensors_are_renamed_is_exported_whole(state_dir: Path, tmp_path: Path) -> None:
+def test_a_family_whose_tensors_are_renamed_is_exported_whole(
+    state_dir: Path, tmp_path: Path, exported: Exporting
+) -> None:
     config = MixtralConfig(
         vocab_size=VOCABULARY_SIZE,
         hidden_size=32,
@@ -172,23 +178,21 @@ def test_a_family_whose_tensors_are_renamed_is_exported_whole(state_dir: Path, t
     )
     MixtralForCausalLM(config).bfloat16().save_pretrained(tmp_path / "model")
     policy = train(tmp_path / "model", state_dir, versions=1)
-    export = export_version(
-        tmp_path / "out", state=state_dir / "learner", model_dir=tmp_path / "model", version=None
-    )
+    export = exported(model_dir=tmp_path / "model")
     assert export.root == root_of(policy, 1).hex()
     base, written = (load_file(tmp_path / one / "model.safetensors") for one in ("model", "out"))
     assert {name: one.shape for name, one in base.items()} == {n: one.shape for n, one in written.items()}
 
 
 def test_transformers_generates_from_the_export_what_it_generates_from_the_trained_model(
-    model_dir: Path, state_dir: Path, tmp_path: Path
+    model_dir: Path, state_dir: Path, tmp_path: Path, exported: Exporting
 ) -> None:
     policy = train(model_dir, state_dir, versions=3)
     with torch.no_grad():
         for tensor in policy.tensors.values():
             tensor.copy_(tensor.to(torch.bfloat16))
     out = tmp_path / "out"
-    export_version(out, state=state_dir / "learner", model_dir=model_dir, version=3)
+    exported(3, out=out)
     tokenizer = AutoTokenizer.from_pretrained(out)
     exported = AutoModelForCausalLM.from_pretrained(out)
     assert exported.dtype is torch.bfloat16
@@ -223,20 +227,20 @@ def test_every_nth_version_is_kept_without_its_optimizer_and_can_be_exported(
 
 
 def test_an_export_takes_the_next_version_where_the_newest_was_removed_while_it_was_read(
-    model_dir: Path, state_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model_dir: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch, exported: Exporting
 ) -> None:
     train(model_dir, state_dir, versions=2)
     checkpoints = state_dir / "learner/checkpoints"
-    digest = checkpoint._blake3
 
-    def removed_first(path: Path) -> str:
+    def removed_after(path: Path) -> CheckpointIndex:
+        index = index_in(path)
         shutil.rmtree(checkpoints / "000000000002", ignore_errors=True)
-        return digest(path)
+        return index
 
-    monkeypatch.setattr(checkpoint, "_blake3", removed_first)
+    monkeypatch.setattr(checkpoint, "index_in", removed_after)
     with cannot_start("version 2"):
-        export_version(tmp_path / "out", state=state_dir / "learner", model_dir=model_dir, version=2)
-    export = export_version(tmp_path / "out", state=state_dir / "learner", model_dir=model_dir, version=None)
+        exported(2)
+    export = exported()
     assert export.version == 1
 
 
@@ -262,23 +266,14 @@ def publish(
         for start in (base, None) if version in keyframes else (base,):
             if start is None:
                 kept.secure()
-            encoded = encode_version(
-                held.words,
-                version=version,
-                base=start,
-                layout=policy.layout,
-                run_id="run",
-                learner_epoch=1,
-                published_at_s=0.0,
-            )
-            put_version(store, sign(encoded.manifest, key), encoded.payloads)
+            put_words(store, key, held.words, version=version, base=start, layout=policy.layout)
         base = held
         roots[version] = held.version.root
     return roots
 
 
 def test_published_words_are_exported_and_those_worth_keeping_outlast_the_store(
-    model_dir: Path, state_dir: Path, tmp_path: Path
+    model_dir: Path, state_dir: Path, tmp_path: Path, exported: Exporting
 ) -> None:
     """Keyframe 3 lets the store forget 1 and 2, keyframe 6 all before it; 2 and 4 were pinned in time."""
     roots = publish(model_dir, state_dir, versions=7, keyframes=(3, 6))
@@ -286,16 +281,16 @@ def test_published_words_are_exported_and_those_worth_keeping_outlast_the_store(
     assert {2, 4, 6, 7} <= {*published_versions(state)}
     for version in (2, 4, 6, 7):
         out = tmp_path / f"{version}"
-        export = export_version(out, state=state, model_dir=model_dir, version=version)
+        export = exported(version, out=out)
         assert export.root == roots[version].hex()
-    assert export_version(tmp_path / "newest", state=state, model_dir=model_dir, version=None).version == 7
+    assert exported(out=tmp_path / "newest").version == 7
     flip_bit(state / "published/complete/1-0/frames", 0)
     with cannot_start("version 2"):
-        export_version(tmp_path / "damaged", state=state, model_dir=model_dir, version=2)
+        exported(2, out=tmp_path / "damaged")
 
 
 def test_a_disk_that_is_full_is_told_and_leaves_nothing(
-    model_dir: Path, state_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model_dir: Path, state_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exported: Exporting
 ) -> None:
     train(model_dir, state_dir, versions=1)
 
@@ -304,19 +299,19 @@ def test_a_disk_that_is_full_is_told_and_leaves_nothing(
 
     monkeypatch.setattr(ModelCopy, "take", no_room)
     with cannot_start("out", "No space left on device"):
-        export_version(tmp_path / "out", state=state_dir / "learner", model_dir=model_dir, version=None)
+        exported()
     assert {path.name for path in tmp_path.iterdir()} == {"state"}
 
 
 def test_a_checkpoint_whose_file_is_missing_while_nothing_newer_came_is_damaged(
-    model_dir: Path, state_dir: Path, tmp_path: Path
+    model_dir: Path, state_dir: Path, exported: Exporting
 ) -> None:
     train(model_dir, state_dir, versions=1)
     checkpoints = state_dir / "learner/checkpoints"
     [path] = (checkpoints / "000000000001" / "masters").iterdir()
     path.unlink()
     with cannot_start("000000000001", "masters"):
-        export_version(tmp_path / "out", state=state_dir / "learner", model_dir=model_dir, version=None)
+        exported()
 
 
 def test_the_best_version_is_exported_by_name_and_its_absence_is_explained(
@@ -351,18 +346,18 @@ def test_the_best_version_is_exported_by_name_and_its_absence_is_explained(
 
 
 def test_a_damaged_or_missing_checkpoint_and_a_directory_that_exists_are_refused(
-    model_dir: Path, state_dir: Path, tmp_path: Path
+    model_dir: Path, state_dir: Path, tmp_path: Path, exported: Exporting
 ) -> None:
     checkpoints = state_dir / "learner/checkpoints"
     with cannot_start(str(state_dir)):
-        export_version(tmp_path / "out", state=state_dir / "learner", model_dir=model_dir, version=None)
+        exported()
     train(model_dir, state_dir, versions=1)
     with cannot_start(str(tmp_path)):
-        export_version(tmp_path, state=state_dir / "learner", model_dir=model_dir, version=None)
+        exported(out=tmp_path)
     (weights,) = checkpoints.glob("*/masters/*")
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
     with cannot_start("masters"):
-        export_version(tmp_path / "out", state=state_dir / "learner", model_dir=model_dir, version=1)
+        exported(1)
     assert not (tmp_path / "out").exists()

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from learner.journal.checkpoint_rules import CheckpointRules, Due
+from learner.journal.entry_rows import Origin
 from learner.journal.progress import BestVersion, NewsEntry, Progress, StepEntry
-from learner.journal.records import Origin
-from learner.journal.restart import CheckpointRules, Due, JournalPlace, RestartPlan, first_needed
+from learner.journal.restart import JournalPlace, RestartPlan, first_needed
 from learner.journal.step_journal import FILE, StepJournal, groups_of, read_journal
 from learner.objective.entropy_switch import EntropySwitch
 from learner.step_log import TrainedGroup

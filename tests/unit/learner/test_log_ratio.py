@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from learner.objective.log_ratio import LARGEST_LOG_RATIO, bounded, bounded_ratio, is_beyond_bound
+from learner.objective.formulas.log_ratio import LARGEST_LOG_RATIO, bounded, bounded_ratio, is_beyond_bound
 from node.values.limits import REWARD
 from support.objective_batches import batch_of, made_up
 

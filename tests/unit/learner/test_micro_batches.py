@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from learner.intake.group_verdict import full_logprobs
 from learner.model.micro_batches import collate, micro_batches, objective_batch, row_lengths
 from node.values.rollout import RolloutGroup
 from support.groups import SAMPLING, make_completion, make_group, with_replies
@@ -29,12 +28,8 @@ def groups() -> list[RolloutGroup]:
     """Return two groups, of two completions and of one, three and two and one tokens long."""
 
     def completion(tokens: int, version: int, reward: float) -> object:
-        return make_completion(
-            tokens,
-            version=version,
-            reward=reward,
-            behaviour_logprob=-np.arange(1, tokens + 1, dtype=np.float32),
-        )
+        logprob = -np.arange(1, tokens + 1, dtype=np.float32)
+        return make_completion(tokens, version=version, reward=reward, behaviour_logprob=logprob)
 
     return [
         make_group("0.1", completions=(completion(3, 4, 1.0), completion(2, 6, 0.0))),
@@ -117,9 +112,3 @@ def test_the_objectives_batch_has_a_row_for_every_completion() -> None:
     assert batch.discount.tolist() == [1 / 3, 1 / 3, 1 / 2]
     assert asked == [3, 2]
     assert batch.max_tokens == 99
-
-
-def test_renormalised_logprobs_without_kept_masses_are_our_own_mistake() -> None:
-    group = make_group(sampling=replace(SAMPLING, top_k=5))
-    with pytest.raises(ValueError, match="no kept masses"):
-        full_logprobs(group)

@@ -15,7 +15,7 @@ from learner.intake.group_verdict import GroupRules, judge
 from learner.model.micro_batches import collate, objective_batch
 from learner.model.model import Policy, ScoringModel, load_policy
 from learner.model.sliced_loading import EmptyModel
-from learner.objective.advantage import leave_one_out_advantage
+from learner.objective.formulas.advantage import leave_one_out_advantage
 from learner.step.step_loss import StepLoss, add_gradient
 from learner.step.train_step import train_step
 from learner.step_settings import StepSettings

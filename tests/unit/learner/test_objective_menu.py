@@ -7,7 +7,7 @@ from random import Random
 import pytest
 import torch
 
-from learner.objective.advantage import standardised_advantage
+from learner.objective.formulas.advantage import standardised_advantage
 from learner.objective.menu import MENU
 from learner.objective.registry import Objective, load_objective
 from support.objective_batches import batch_of, gradient_of, in_order, made_up

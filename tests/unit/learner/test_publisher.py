@@ -16,7 +16,6 @@ from node.values.policy import ArtifactKey, PolicyVersion
 from node.weights.assembly.held import HeldPolicy
 from node.weights.assembly.stored import StoredVersions
 from node.weights.format.digests import Words
-from node.weights.format.manifest import sign
 from support.publishing import (
     FRAMED,
     KEY,
@@ -31,14 +30,13 @@ from support.publishing import (
 )
 from support.refusals import cannot_start, refused
 from support.waiting import until
-from support.weights import put_version
+from support.weights import put_words
 
 
 async def test_every_version_it_has_time_for_becomes_a_delta_from_the_one_before(tmp_path: Path) -> None:
     async with publishing(tmp_path, start=held(0)) as running:
         for version in (1, 2, 5):
-            await running.step(version)
-            await running.stored(ArtifactKey(version, running.head))
+            await running.publish(version, running.head)
         assert running.keys == [ArtifactKey(1, 0), ArtifactKey(2, 1), ArtifactKey(5, 2)]
         assert (fetched(running.store, base=held(0), version=5).words == words_of(5)).all()
 
@@ -48,16 +46,13 @@ async def test_a_version_that_changes_no_word_is_not_published_before_its_number
 ) -> None:
     """With a staleness bound of 8, numbers may run two ahead of the published version."""
     async with publishing(tmp_path, start=held(0), max_staleness_versions=8) as running:
-        await running.step(1)
-        await running.stored(ArtifactKey(1, 0))
+        await running.publish(1, 0)
         for version in (2, 3):
             await running.step(version, words_of=1)
             await until(lambda: running.counted("unchanged_versions") == version - 1)  # noqa: B023
         assert running.keys == [ArtifactKey(1, 0)]
-        await running.step(4, words_of=1)
-        await running.stored(ArtifactKey(4, 1))
-        await running.step(5)
-        await running.stored(ArtifactKey(5, 4))
+        await running.publish(4, 1, words_of=1)
+        await running.publish(5, 4)
         assert (fetched(running.store, base=held(0), version=5).words == words_of(5)).all()
 
 
@@ -65,10 +60,8 @@ async def test_a_rollback_to_the_words_that_are_published_is_published_since_old
     tmp_path: Path,
 ) -> None:
     async with publishing(tmp_path, start=held(0), max_staleness_versions=40, oldest_usable=2) as running:
-        await running.step(1)
-        await running.stored(ArtifactKey(1, 0))
-        await running.step(2, words_of=1)
-        await running.stored(ArtifactKey(2, 1))
+        await running.publish(1, 0)
+        await running.publish(2, 1, words_of=1)
         await running.step(3, words_of=1)
         await until(lambda: running.counted("unchanged_versions") == 1)
 
@@ -77,8 +70,7 @@ async def test_the_last_version_is_published_whatever_it_changes_and_a_restart_g
     tmp_path: Path,
 ) -> None:
     async with publishing(tmp_path, start=held(0), max_staleness_versions=8) as running:
-        await running.step(1)
-        await running.stored(ArtifactKey(1, 0))
+        await running.publish(1, 0)
         await running.step(2, words_of=1)
         await running.stop()
         assert running.keys == [ArtifactKey(1, 0)]
@@ -102,16 +94,14 @@ async def test_a_version_the_next_step_was_faster_than_is_never_published(tmp_pa
             disk.goes_on.set()
         await running.stored(ArtifactKey(3, 1))
         assert running.keys == [ArtifactKey(1, 0), ArtifactKey(3, 1)]
-        await running.step(4)
-        await running.stored(ArtifactKey(4, 3))
+        await running.publish(4, 3)
         assert running.counted("superseded_versions") == 1
 
 
 async def test_a_keyframe_is_made_beside_the_delta_every_so_many_versions(tmp_path: Path) -> None:
     async with publishing(tmp_path, start=held(0), keyframe_every=3) as running:
         for version in (1, 2, 4, 5, 7):
-            await running.step(version)
-            await running.stored(ArtifactKey(version, running.head))
+            await running.publish(version, running.head)
         await running.stop()
         keyframes = [key for key in running.keys if key.is_keyframe]
         assert keyframes == [ArtifactKey(4), ArtifactKey(7)]
@@ -138,8 +128,7 @@ async def test_two_arrays_of_words_do_however_many_versions_there_are(tmp_path: 
     with mock.patch.object(MasterWords, "read", watched):
         async with publishing(tmp_path, start=held(0), keyframe_every=3) as running:
             for version in range(1, 20):
-                await running.step(version)
-                await running.stored(ArtifactKey(version, version - 1))
+                await running.publish(version, version - 1)
             await running.stop()
     assert len(arrays) == 2
 
@@ -149,8 +138,7 @@ async def test_a_pass_shared_by_threads_makes_the_same_artifact_as_coding_the_wh
     tmp_path: Path, threads: int
 ) -> None:
     async with publishing(tmp_path, start=held(0, FRAMED), layout=FRAMED, threads=threads) as running:
-        await running.step(9)
-        await running.stored(ArtifactKey(9, 0))
+        await running.publish(9, 0)
         manifest = running.store.manifest(ArtifactKey(9, 0))
         whole = encode_version(
             words_of(9),
@@ -200,8 +188,7 @@ async def test_masters_that_are_not_the_published_words_any_more_change_nothing_
     other = HeldPolicy.of(1, words_of(7), layout=LAYOUT)
     async with publishing(tmp_path, start=other, hub_head=held(1).version) as running:
         assert running.keys == [ArtifactKey(1, 0)]
-        await running.step(2)
-        await running.stored(ArtifactKey(2, 1))
+        await running.publish(2, 1)
         assert (fetched(running.store, base=held(1), version=2).words == words_of(2)).all()
 
 
@@ -242,8 +229,7 @@ async def test_in_its_spare_time_it_makes_deltas_over_many_versions_for_those_wh
 ) -> None:
     async with publishing(tmp_path, start=held(0), public_every=8, lag=4) as publishing_:
         for version in range(1, 9):
-            await publishing_.step(version)
-            await publishing_.stored(ArtifactKey(version, version - 1))
+            await publishing_.publish(version, version - 1)
         await publishing_.stored(ArtifactKey(8, 4))
         await publishing_.stored(ArtifactKey(8, 0))
         for base in (0, 4):
@@ -253,8 +239,7 @@ async def test_in_its_spare_time_it_makes_deltas_over_many_versions_for_those_wh
 async def test_while_nobody_is_behind_it_makes_steps_only(tmp_path: Path) -> None:
     async with publishing(tmp_path, start=held(0), public_every=100) as publishing_:
         for version in range(1, 9):
-            await publishing_.step(version)
-            await publishing_.stored(ArtifactKey(version, version - 1))
+            await publishing_.publish(version, version - 1)
         await publishing_.stop()
         assert [key.base_version for key in publishing_.keys] == list(range(8))
 
@@ -269,16 +254,7 @@ def test_a_merge_is_left_when_a_newer_version_waits(tmp_path: Path) -> None:
         longest_lag_versions=lambda: 0,
     )
     for version in (1, 2):
-        encoded = encode_version(
-            words_of(version),
-            version=version,
-            base=held(version - 1),
-            layout=LAYOUT,
-            run_id="run",
-            learner_epoch=1,
-            published_at_s=0.0,
-        )
-        put_version(store, sign(encoded.manifest, KEY), encoded.payloads)
+        put_words(store, KEY, words_of(version), version=version, base=held(version - 1), layout=LAYOUT)
     assert further.next_delta(2) == ArtifactKey(2, 0)
     coder, head = coder_of(words_of(2)), held(2).version
     further.make_delta(coder, head, ArtifactKey(2, 0), is_superseded=lambda: True)

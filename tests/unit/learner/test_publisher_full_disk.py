@@ -51,8 +51,7 @@ async def test_versions_the_disk_had_no_room_for_give_way_to_the_newest_from_the
     tmp_path: Path,
 ) -> None:
     async with publishing(tmp_path, start=held(0, FRAMED), layout=FRAMED) as running:
-        await running.step(1)
-        await running.stored(ArtifactKey(1, 0))
+        await running.publish(1, 0)
         with no_room(running.store, "draft") as drafts:
             for version in (2, 3, 4):
                 await running.step(version)
@@ -75,8 +74,7 @@ async def test_a_version_the_disk_has_no_room_for_is_published_when_there_is_som
             assert running.keys == []
         await running.stored(ArtifactKey(1, 0))
         assert (fetched(running.store, base=held(0), version=1).words == words_of(1)).all()
-        await running.step(2)
-        await running.stored(ArtifactKey(2, 1))
+        await running.publish(2, 1)
 
 
 async def test_a_start_on_a_full_disk_waits_and_publishes_its_version_then(tmp_path: Path) -> None:

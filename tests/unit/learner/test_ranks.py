@@ -16,7 +16,7 @@ import torch
 
 from learner.config import LearnerConfig
 from learner.model.micro_batches import micro_batches, row_lengths, share_out
-from learner.model.work_shares import Instruction
+from learner.model.rank_exchanges import Instruction
 from learner.ranks.errors import is_out_of_memory
 from learner.ranks.fates import Child, Neighbour
 from learner.ranks.meeting import check_world_size

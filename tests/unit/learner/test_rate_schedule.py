@@ -1,4 +1,3 @@
-import math
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +19,22 @@ def shares(versions: int, **schedule: Any) -> list[float]:
     return [rate_share(settings, version) for version in range(versions)]
 
 
-def test_a_warm_up_rises_by_equal_steps_to_the_peak() -> None:
-    assert shares(6, warmup_steps=4) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-    assert shares(2) == [1.0, 1.0]
-
-
-def test_linear_declines_to_its_final_share_and_stays() -> None:
-    got = shares(9, lr_schedule="linear", warmup_steps=2, decay_steps=4, final_lr_share=0.2)
-    assert got == pytest.approx([0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2])
-
-
-def test_cosine_is_halfway_in_the_middle_and_flat_at_both_ends() -> None:
-    got = shares(10, lr_schedule="cosine", decay_steps=8)
-    assert got[0] == 1.0
-    assert got[4] == pytest.approx(0.5)
-    assert got[8:] == [0.0, 0.0]
-    assert got[2] == pytest.approx((1 + math.sqrt(0.5)) / 2)
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ({}, [1, 1]),
+        ({"warmup_steps": 4}, [0.25, 0.5, 0.75, 1, 1, 1]),
+        (
+            {"lr_schedule": "linear", "warmup_steps": 2, "decay_steps": 4, "final_lr_share": 0.2},
+            [0.5, 1, 1, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2],
+        ),
+        ({"lr_schedule": "cosine", "decay_steps": 4}, [1, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2, 0, 0]),
+    ],
+)
+def test_the_rate_rises_by_equal_steps_declines_to_its_final_share_and_stays(
+    schedule: dict[str, Any], expected: list[float]
+) -> None:
+    assert shares(len(expected), **schedule) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("shape", ["linear", "cosine"])

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Linear
 
 from learner.model.model import Policy, load_policy, load_reference
-from learner.objective.divergence import reference_penalty
+from learner.objective.formulas.divergence import reference_penalty
 from learner.step.train_step import StepOutcome, train_step
 from node.values.rollout import RolloutGroup
 from support.made_up_groups import VERSION, completion_logprob, float64_policy, made_up_groups, nearby

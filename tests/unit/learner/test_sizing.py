@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from learner.config import LearnerConfig
 from learner.plan_command import add_arguments
 from learner.sizing.devices import DEVICES
-from learner.sizing.layouts import plan_layouts
+from learner.sizing.layouts import Planned, plan_layouts
 from learner.sizing.model_shape import FAMILIES, ModelShape, UnknownModelError
 from learner.sizing.rank_costs import RankLayout, lag, rank_memory, step_time
 from node.commands.cli import main
@@ -39,6 +39,15 @@ def made(family: str, **changes: Any) -> tuple[ModelShape, PreTrainedModel]:
     config = AutoConfig.for_model(family, **SIZES | OF_FAMILY.get(family, {}) | changes)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     return ModelShape.of_config(json.loads(config.to_json_string()), name=family), model
+
+
+def planned(
+    size: str, *, ranks: int, gigabytes: float = 80, device: str = "h100", tokens: int = 1 << 18
+) -> list[Planned]:
+    shape, memory_bytes = ModelShape.of_size(size), 1e9 * gigabytes
+    return plan_layouts(
+        shape, DEVICES[device], ranks=ranks, memory_bytes=memory_bytes, tokens=tokens, row_tokens=2048
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -95,14 +104,12 @@ def test_what_a_rank_holds_is_sixteen_bytes_a_parameter_over_the_shards() -> Non
 
 
 def test_the_words_of_two_versions_count_where_ranks_compute_in_their_hosts_memory() -> None:
-    shape, needed = ModelShape.of_size("135M"), {}
-    for name in ("core", "h100"):
-        [one, *_] = plan_layouts(
-            shape, DEVICES[name], ranks=2, memory_bytes=16e9, tokens=1 << 14, row_tokens=2048
-        )
-        needed[name] = one.memory
-    assert needed["core"]["words"] == 4 * shape.parameters / 2
-    assert "words" not in needed["h100"]
+    of_cores, of_gpus = (
+        planned("135M", ranks=2, gigabytes=16, device=name, tokens=1 << 14)[0].memory
+        for name in ("core", "h100")
+    )
+    assert of_cores["words"] == 4 * ModelShape.of_size("135M").parameters / 2
+    assert "words" not in of_gpus
 
 
 def test_slices_divide_matrices_and_stages_divide_layers() -> None:
@@ -141,44 +148,31 @@ def test_a_step_on_one_device_takes_its_products_and_its_optimizer() -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 6, 8, 64])
 def test_every_layout_has_all_ranks_and_divides_the_model(ranks: int) -> None:
     shape = ModelShape.of_size("8B")
-    planned = plan_layouts(
-        shape, DEVICES["h100"], ranks=ranks, memory_bytes=80e9, tokens=1 << 18, row_tokens=2048
-    )
-    cuts = [(one.layout.dp_replicate, one.layout.dp_shard, one.layout.tp, one.layout.pp) for one in planned]
+    layouts = planned("8B", ranks=ranks)
+    cuts = [(one.layout.dp_replicate, one.layout.dp_shard, one.layout.tp, one.layout.pp) for one in layouts]
     assert len(set(cuts)) == len(cuts)
-    for one in planned:
+    for one in layouts:
         assert one.layout.ranks == ranks
         assert shape.heads % one.layout.tp == shape.kv_heads % one.layout.tp == 0
         assert one.layout.pp <= shape.layers
         assert one.layout.micro_batch_tokens >= 2048
         assert one.fits == (one.needed_bytes <= 80e9)
-    fitting = [one.fits for one in planned]
+    fitting = [one.fits for one in layouts]
     assert fitting == sorted(fitting, reverse=True)
 
 
 def test_more_memory_never_makes_the_best_step_slower() -> None:
-    shape, best = ModelShape.of_size("8B"), []
+    best = []
     for gigabytes in (24, 40, 80, 160, 320):
-        planned = plan_layouts(
-            shape,
-            DEVICES["h100"],
-            ranks=8,
-            memory_bytes=1e9 * gigabytes,
-            tokens=1 << 18,
-            row_tokens=2048,
-        )
-        best.append(min((one.step_s.middle for one in planned if one.fits), default=float("inf")))
+        fitting = (one.step_s.middle for one in planned("8B", ranks=8, gigabytes=gigabytes) if one.fits)
+        best.append(min(fitting, default=float("inf")))
     assert best == sorted(best, reverse=True)
     assert best[-1] < float("inf")
 
 
 def test_every_setting_that_is_named_takes_the_value() -> None:
-    shape = ModelShape.of_size("70B")
     for ranks in (8, 64):
-        planned = plan_layouts(
-            shape, DEVICES["h100"], ranks=ranks, memory_bytes=80e9, tokens=1 << 18, row_tokens=2048
-        )
-        for one in planned:
+        for one in planned("70B", ranks=ranks):
             values = {key.removeprefix("learner."): value for key, value in one.layout.keys.items()}
             LearnerConfig(model_dir=Path(), learning_rate=1e-6, **values)
 

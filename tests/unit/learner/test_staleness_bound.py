@@ -16,11 +16,11 @@ from learner.intake.staleness_bound import (
     truncated,
     within_reach,
 )
-from learner.objective.batch import ObjectiveBatch
-from learner.objective.divergence import effective_sample_size_ratio
-from learner.objective.drift import has_moved, largest_move
+from learner.objective.formulas.divergence import effective_sample_size_ratio
+from learner.objective.formulas.trust_regions import has_moved, largest_move
 from learner.objective.registry import load_objective
 from support.fleets import Fleet, one
+from support.objective_batches import gradient_of, whole_rows
 
 DEFAULT = WeighedSample.of("drift_aware", {})
 WHOLE_COMPLETIONS = WeighedSample.of("topr", {})
@@ -67,17 +67,9 @@ def test_the_share_is_that_of_the_objectives_own_weights(
     rows = 100_000
     generator = torch.Generator().manual_seed(3)
     log_ratio = math.sqrt(2 * nats) * torch.randn(rows, 1, generator=generator, dtype=torch.float64) - nats
-    p = log_ratio.clone().requires_grad_()
-    batch = ObjectiveBatch(
-        learner_logprob=p,
-        behaviour_logprob=torch.zeros(rows, 1, dtype=torch.float64),
-        mask=torch.ones(rows, 1, dtype=torch.bool),
-        group_index=torch.arange(rows) // 2,
-        reward=torch.tensor([0.0, 1.0]).repeat(rows // 2),
-        staleness_versions=torch.zeros(rows),
-        max_tokens=1,
-    )
-    (gradient,) = torch.autograd.grad(load_objective(objective, options)(batch).loss, p)
+    reward = torch.tensor([0.0, 1.0]).repeat(rows // 2)
+    batch = whole_rows(log_ratio, torch.zeros_like(log_ratio), reward, group=torch.arange(rows) // 2)
+    gradient = gradient_of(load_objective(objective, options)(batch).loss, batch)
     measured = effective_sample_size_ratio(gradient[:, 0].abs())
     sample = WeighedSample.of(objective, options)
     assert share(sample, nats, tokens=7) == pytest.approx(measured, rel=0.05)

@@ -88,12 +88,12 @@ def test_extreme_logits_stay_finite() -> None:
     assert torch.autograd.grad(logprob.sum(), hidden)[0].isfinite().all()
 
 
-class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Remembers the most elements any operation made."""
+class Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Remembers the most elements any operation made, and counts the rows that matrix products made."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.elements = 0
+        self.most_elements = self.rows = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -101,7 +101,9 @@ class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, tuple) else (result,):
             if isinstance(tensor, Tensor):
-                self.elements = max(self.elements, tensor.numel())
+                self.most_elements = max(self.most_elements, tensor.numel())
+        if func is torch.ops.aten.mm.out:
+            self.rows += len(result)
         return result
 
 
@@ -113,34 +115,18 @@ def test_no_more_logits_than_a_chunk_exist_at_once_whatever_the_vocabulary(vocab
         torch.randn(vocabulary, 2, requires_grad=True),
     )
     target = torch.randint(vocabulary, (tokens,))
-    with Largest() as largest:
+    with Watched() as watched:
         logprob = token_logprob(
             hidden, weight, None, target_ids=target, temperature=torch.ones(tokens), chunk_logits=chunk
         )
         torch.autograd.grad(logprob.sum(), [hidden, weight])
-    assert largest.elements == max(chunk, weight.numel())
-
-
-class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the rows of logits that matrix products made."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.rows = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten.mm.out:
-            self.rows += len(result)
-        return result
+    assert watched.most_elements == max(chunk, weight.numel())
 
 
 @pytest.mark.parametrize(("chunk_rows", "again"), [(TOKENS, 0), (TOKENS - 1, 1), (7, TOKENS - 7), (1, 10)])
 def test_a_full_chunk_of_logits_is_never_made_twice(chunk_rows: int, again: int) -> None:
     hidden, weight, _, target, temperature = made_up(torch.float64, has_bias=False)
-    with Products() as products:
+    with Watched() as watched:
         logprob = token_logprob(
             hidden,
             weight,
@@ -150,7 +136,7 @@ def test_a_full_chunk_of_logits_is_never_made_twice(chunk_rows: int, again: int)
             chunk_logits=chunk_rows * VOCABULARY,
         )
         torch.autograd.grad(logprob.sum(), [hidden, weight])
-    assert products.rows == TOKENS + again
+    assert watched.rows == TOKENS + again
 
 
 def test_a_second_backward_pass_finds_the_same_gradient() -> None:

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from learner.model.micro_batches import objective_batch
 from learner.model.model import Policy
-from learner.objective.advantage import centred_advantage
-from learner.objective.divergence import kl_penalty
-from learner.objective.surrogate import clipped_surrogate
+from learner.objective.formulas.advantage import centred_advantage
+from learner.objective.formulas.divergence import kl_penalty
+from learner.objective.formulas.surrogate import clipped_surrogate
 from learner.step.step_loss import group_discount
 from learner.step.train_step import train_step
 from node.values.rollout import RolloutGroup

@@ -7,7 +7,7 @@ import torch
 
 from learner.intake.group_verdict import full_logprobs
 from learner.model.micro_batches import objective_batch
-from learner.objective.truncation import least_kept_mass, untruncated_logprob
+from learner.objective.formulas.truncation import least_kept_mass, untruncated_logprob
 from support.groups import SAMPLING, make_completion, make_group
 from support.objective_batches import group_expectation_weight
 

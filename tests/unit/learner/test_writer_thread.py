@@ -22,7 +22,7 @@ class Recorder:
 
     def __init__(self, *, fails_at: Sequence[int] = (), is_held: bool = False) -> None:
         self.versions: list[int] = []
-        self.go = threading.Event()
+        self.begun, self.go = threading.Event(), threading.Event()
         self.is_closed = False
         self._fails_at = fails_at
         if not is_held:
@@ -33,6 +33,7 @@ class Recorder:
 
     def _write(self, version: int) -> None:
         assert threading.current_thread() is not threading.main_thread()
+        self.begun.set()
         assert self.go.wait(30)
         if version in self._fails_at:
             raise RuntimeError("no server")
@@ -89,7 +90,7 @@ async def test_training_does_not_wait_for_a_writer_that_is_slow() -> None:
     slow = Recorder(is_held=True)
     running = Running(slow)
     running.service.offer(make_step_line(1), ())
-    await until(lambda: running.service._queue.empty())
+    await until(slow.begun.is_set)
     for version in range(2, QUEUED_STEPS + 4):
         running.service.offer(make_step_line(version), ())
     assert running.count("dropped") == 2

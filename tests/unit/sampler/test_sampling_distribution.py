@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from learner.objective.truncation import least_kept_mass
+from learner.objective.formulas.truncation import least_kept_mass
 from node.values.sampling_parameters import SamplingParameters
 from sampler.engines.decoding.sampling import Distribution, RowSampling, sampling_distribution
 

@@ -1,4 +1,4 @@
-"""Objectives that average, bound, mask or split the ratio p/q of tokens or completions."""
+"""GSPO, CISPO, TIS, MIS, decoupled PPO, DPPO: objectives that average, bound, mask or split ratios p/q."""
 
 import math
 from dataclasses import replace
@@ -6,7 +6,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from learner.objective.advantage import standardised_advantage
 from learner.objective.batch import (
     ObjectiveBatch,
     ObjectiveOutcome,
@@ -14,9 +13,15 @@ from learner.objective.batch import (
     mean_over_completions,
     mean_over_tokens,
 )
-from learner.objective.gates import within_band, within_total_variation, without_outlier
-from learner.objective.importance import geometric_mean_weight, log_linear_proximal
-from learner.objective.log_ratio import bounded_ratio
+from learner.objective.formulas.advantage import standardised_advantage
+from learner.objective.formulas.importance import geometric_mean_weight, log_linear_proximal
+from learner.objective.formulas.log_ratio import bounded_ratio
+from learner.objective.formulas.surrogate import (
+    clipped_surrogate,
+    decoupled_surrogate,
+    likelihood_loss,
+)
+from learner.objective.formulas.trust_regions import within_band, within_total_variation, without_outlier
 from learner.objective.options import (
     CispoOptions,
     ClipOptions,
@@ -25,11 +30,6 @@ from learner.objective.options import (
     GspoOptions,
     TotalVariationOptions,
     TruncatedOptions,
-)
-from learner.objective.surrogate import (
-    clipped_surrogate,
-    decoupled_surrogate,
-    likelihood_loss,
 )
 
 

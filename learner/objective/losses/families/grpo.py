@@ -1,4 +1,4 @@
-"""GRPO and its near kin, which differ in advantage and divisor, and objectives of plain likelihoods."""
+"""GRPO, Dr. GRPO, DAPO, RLOO: near kin, which differ in advantage and divisor; and plain REINFORCE, DG."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,13 +6,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from learner.objective.advantage import (
-    centred_advantage,
-    leave_one_out_advantage,
-    overlong_penalty,
-    standardised_advantage,
-    whitened_advantage,
-)
 from learner.objective.batch import (
     ObjectiveBatch,
     ObjectiveOutcome,
@@ -21,10 +14,17 @@ from learner.objective.batch import (
     mean_over_kept_tokens,
     mean_over_tokens,
 )
-from learner.objective.gates import delight_gate
-from learner.objective.log_ratio import bounded_ratio
+from learner.objective.formulas.advantage import (
+    centred_advantage,
+    leave_one_out_advantage,
+    overlong_penalty,
+    standardised_advantage,
+    whitened_advantage,
+)
+from learner.objective.formulas.log_ratio import bounded_ratio
+from learner.objective.formulas.surrogate import clipped_surrogate, likelihood_loss
+from learner.objective.formulas.trust_regions import delight_gate
 from learner.objective.options import ClipOptions, DapoOptions, DelightOptions, Options
-from learner.objective.surrogate import clipped_surrogate, likelihood_loss
 
 
 def grpo(batch: ObjectiveBatch, options: ClipOptions) -> ObjectiveOutcome:

@@ -1,4 +1,6 @@
-"""The outer factor by age and VCPO's learning-rate factor. They see ages and divergences, never rewards.
+"""Discounts of a group's loss by its age, and VCPO's learning-rate factor. They never see rewards.
+
+No group is dropped here: too old ones are refused in ``intake.group_verdict``.
 
 The third outer factor, by effective sample size, is ``divergence.group_sample_size_ratio``.
 """
@@ -7,7 +9,7 @@ import math
 
 from torch import Tensor
 
-from learner.objective.divergence import group_sample_size_ratio
+from learner.objective.formulas.divergence import group_sample_size_ratio
 from learner.objective.groups import Groups
 
 

@@ -1,4 +1,4 @@
-r"""How much each completion counts, given that an older policy wrote it.
+r"""Weights p/q and their kin: how much each completion counts, given that an older policy wrote it.
 
 Everything happens in log space on *mean* token log-probabilities: with sums over the sequence
 instead, one completion of a group would take all the weight.
@@ -8,7 +8,7 @@ Between p/q and GEPO's p/E lie the version-aware denominators:
     log D_i = (1 - a) log q_i + a log E,    w_i = p_i / D_i
 
 with a = 0 where the policies agree, so that the weight is p/q, which is 1, and a = 1 where nothing is left of
-the agreement. Derivation, figures and plots: README.md in this folder.
+the agreement. Derivation, figures and plots: ``learner/objective/README.md``.
 
 Unless said otherwise logprobs are [n], nats per token; denominators are nats, float64, without gradient;
 ``groups`` are the n completions by prompt, None: all of one.
@@ -19,9 +19,9 @@ import math
 import torch
 from torch import Tensor
 
-from learner.objective.divergence import group_sample_size_ratio
+from learner.objective.formulas.divergence import group_sample_size_ratio
+from learner.objective.formulas.log_ratio import bounded_ratio
 from learner.objective.groups import Groups
-from learner.objective.log_ratio import bounded_ratio
 
 
 def expectation_weight(learner_logprob: Tensor, log_expectation: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from learner.objective.log_ratio import bounded_ratio, check_precision
+from learner.objective.formulas.log_ratio import bounded_ratio, check_precision
 
 
 class Surrogate(NamedTuple):

@@ -1,4 +1,4 @@
-"""GEPO's family: objectives whose denominator looks at the group, always or only where it must.
+"""GEPO and version_aware: objectives whose denominator looks at the group, always or only where it must.
 
 All work on mean token log-probabilities with a clipped surrogate; the batch loss is the mean over
 groups of the mean over completions. GEPO and its variants centre rewards; the version-aware ones
@@ -8,11 +8,10 @@ also divide by the group's standard deviation, so that on policy their gradient 
 import torch
 from torch import Tensor
 
-from learner.objective.advantage import centred_advantage, standardised_advantage
 from learner.objective.batch import ObjectiveBatch, ObjectiveOutcome, mean_over_groups
-from learner.objective.divergence import completion_divergence
-from learner.objective.gates import fading_delight_gate
-from learner.objective.importance import (
+from learner.objective.formulas.advantage import centred_advantage, standardised_advantage
+from learner.objective.formulas.divergence import completion_divergence
+from learner.objective.formulas.importance import (
     expectation_weight,
     log_defensive_mixture,
     log_expectation_where_far,
@@ -23,6 +22,8 @@ from learner.objective.importance import (
     trust_by_divergence,
     trust_by_sample_size,
 )
+from learner.objective.formulas.surrogate import clipped_surrogate
+from learner.objective.formulas.trust_regions import fading_delight_gate
 from learner.objective.options import (
     ClipOptions,
     DefensiveOptions,
@@ -31,7 +32,6 @@ from learner.objective.options import (
     VersionAwareKlOptions,
     VersionAwareOptions,
 )
-from learner.objective.surrogate import clipped_surrogate
 
 
 def gepo(batch: ObjectiveBatch, options: ClipOptions) -> ObjectiveOutcome:

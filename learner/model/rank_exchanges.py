@@ -1,4 +1,4 @@
-"""The exchanges between a learner's ranks in a step, as its code asks for them.
+"""``Ranks``: the exchanges between a learner's ranks in a step, as its code asks for them.
 
 Every rank runs the same step on the same groups. It scores its own rows, holds its own part of parameters,
 gradients and moments, and evaluates the loss over the whole batch: a few floats a token travel. One

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import huber_loss
 
+from learner.objective.formulas.log_ratio import bounded, bounded_ratio
 from learner.objective.groups import Groups
-from learner.objective.log_ratio import bounded, bounded_ratio
 
 
 def kl_behaviour_learner(learner_logprob: Tensor, behaviour_logprob: Tensor) -> Tensor:

@@ -1,10 +1,17 @@
-"""Masks and gates on tokens and completions, all without gradient."""
+"""Trust regions and gates: which tokens or completions have moved too far to count, or how much they count.
+
+All are data, without gradient.
+"""
 
 import math
+from typing import Final
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
+
+HELD_NATS: Final = 2.0
+"""A token counts at most this in how far its completion moved: an outlier among eight moves it by 0.25."""
 
 
 def within_band(log_ratio: Tensor, *, least: float, most: float) -> Tensor:
@@ -37,6 +44,30 @@ def within_total_variation(
     moved = learner_logprob.detach().exp() - behaviour_logprob.detach().exp()
     is_good, is_bad = (advantage > 0)[:, None], (advantage < 0)[:, None]
     return ~((is_good & (moved > limit)) | (is_bad & (moved < -limit)))
+
+
+def largest_move(staleness_versions: Tensor, *, per_root_version: float, most_nats: float) -> Tensor:
+    """Return how far a completion's mean log ratio may have moved, nats a token, by age: [n], float64.
+
+    c sqrt(age), at least c and at most ``most_nats``: a random walk of the policy, whose steps move log p/q
+    of a token by c, ``per_root_version``.
+    """
+    age = staleness_versions.detach().double().clamp(min=1)
+    return (per_root_version * age.sqrt()).clamp(max=most_nats)
+
+
+def has_moved(log_ratio: Tensor, mask: Tensor, advantage: Tensor, *, limit: Tensor) -> Tensor:
+    """Return which completions have already moved by ``limit`` the way they are pushed: [n], bool.
+
+    Args:
+        log_ratio: [n, t], nats, log p/q; each is held within ``HELD_NATS``.
+        mask: [n, t]
+        advantage: [n]
+        limit: [n], nats a token.
+    """
+    held = torch.where(mask, log_ratio.detach().double().clamp(-HELD_NATS, HELD_NATS), 0.0)
+    mean = held.sum(dim=1) / mask.sum(dim=1)
+    return ((advantage > 0) & (mean > limit)) | ((advantage < 0) & (mean < -limit))
 
 
 def delight_gate(learner_logprob: Tensor, advantage: Tensor, *, temperature: float) -> Tensor:

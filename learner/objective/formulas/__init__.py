@@ -1,0 +1,1 @@
+"""Formulas of objectives: advantages, weights, trust regions, clips, divergences, discounts by age."""
