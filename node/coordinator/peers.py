@@ -22,9 +22,7 @@ from node.coordinator.work.terms.model_check import SamplerModel, VerifierModel
 from node.coordinator.work.terms.run_terms import UNSAID, run_grader
 from node.identity.peer import Peer
 from node.values.limits import VERDICTS_PER_HEARTBEAT
-from node.values.peer_figures import MachineFigures, SamplerFigures
 from node.values.policy import PolicyVersion
-from node.values.protocol import Spoken
 from node.values.run import Role, StepReport, Teaching
 from node.values.verdict import GroupVerdict
 
@@ -117,7 +115,7 @@ class Peers:
 
     def objection_to_grader(self, peer: Peer) -> str:
         """Return how a peer's grader code differs from the run's; empty where it does not."""
-        work, digest = self.accounts.work, self.grader_of(peer)
+        work, digest = self.accounts.work, self._known[peer].grader
         is_sampler = peer.role is Role.SAMPLER
         return work.objection_to_grader(digest) if is_sampler else work.grader.objection(digest)
 
@@ -136,14 +134,7 @@ class Peers:
         is_back = self._membership.heartbeat(peer, now, instance=heartbeat.instance)
         if is_back and peer.role is Role.VERIFIER:
             self._ask_verifiers()
-        known = self._known[peer]
-        if known.report.waits_for != heartbeat.waits_for:
-            known.waits_since_s = now
-        known.report = heartbeat
-        if heartbeat.machine is not None:
-            known.machine = heartbeat.machine
-        if heartbeat.sampler is not None:
-            known.sampler = heartbeat.sampler
+        self._known[peer].note(heartbeat, now)
         if heartbeat.step is not None:
             self.step = heartbeat.step
         if peer.role is Role.LEARNER and heartbeat.teaching is not None:
@@ -192,26 +183,9 @@ class Peers:
     def __contains__(self, peer: Peer) -> bool:
         return peer in self._known
 
-    def report(self, peer: Peer) -> HeartbeatReport:
-        """Return the newest report of a known peer."""
-        return self._known[peer].report
-
-    def figures(self, peer: Peer) -> tuple[MachineFigures | None, SamplerFigures | None]:
-        """Return the numbers that a peer reported last."""
-        known = self._known[peer]
-        return known.machine, known.sampler
-
-    def waits_since_s(self, peer: Peer) -> float:
-        """Return since when a known peer names the wait that it names now."""
-        return self._known[peer].waits_since_s
-
-    def speaks(self, peer: Peer) -> Spoken:
-        """Return the protocols and the software of a known peer."""
-        return self._known[peer].speaks
-
-    def grader_of(self, peer: Peer) -> bytes:
-        """Return the digest of a peer's grader code; empty: it did not say."""
-        return self._known[peer].grader
+    def of(self, peer: Peer) -> Reported:
+        """Return what a known peer has said of itself."""
+        return self._known[peer]
 
     def live(self, role: Role) -> int:
         """Return how many peers of the role are in the run and not silent."""
@@ -225,7 +199,7 @@ class Peers:
 
     def learners(self) -> Iterator[tuple[Peer, HeartbeatReport]]:
         """Yield the known learners with their newest reports."""
-        return ((peer, self.report(peer)) for peer in self._few if peer.role is Role.LEARNER)
+        return ((peer, self._known[peer].report) for peer in self._few if peer.role is Role.LEARNER)
 
     def leave(self, peer: Peer) -> None:
         self._membership.leave(peer)

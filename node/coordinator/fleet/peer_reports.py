@@ -1,9 +1,10 @@
 """Reports of peers when they join and with each heartbeat, and the answers; values only."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from node.coordinator.work.terms.model_check import Learner, SamplerModel, VerifierModel
-from node.values.peer_figures import MachineFigures, SamplerFigures
+from node.values.peer_figures import MachineFigures, SamplerFigures, reported
 from node.values.policy import PolicyVersion
 from node.values.protocol import OURS, Spoken
 from node.values.run import StepReport, Teaching
@@ -63,7 +64,7 @@ class HeartbeatAnswer:
 
 @dataclass(slots=True)
 class Reported:
-    """The newest report of a peer that is known."""
+    """All that a peer has said of itself, the newest word each; only ``Peers`` changes it."""
 
     report: HeartbeatReport
     """The newest."""
@@ -73,9 +74,21 @@ class Reported:
     machine: MachineFigures | None = None
     sampler: SamplerFigures | None = None
     """The numbers that it reported last."""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """Those of them that are known, by name."""
     grader: bytes = b""
     """Digest of its grader code; empty: it did not say."""
     unchecked: SamplerModel | VerifierModel | None = None
     """Its model, where the learner has not said yet what the run's is."""
     said_base: str | None = None
     """The instance that said which base model it has; None: none did."""
+
+    def note(self, report: HeartbeatReport, now: float) -> None:
+        """Take in a heartbeat. One of many brings numbers: they are taken apart here, not at each look."""
+        if self.report.waits_for != report.waits_for:
+            self.waits_since_s = now
+        self.report = report
+        if report.machine is not None or report.sampler is not None:
+            self.machine = report.machine or self.machine
+            self.sampler = report.sampler or self.sampler
+            self.figures = dict(reported(self.machine, self.sampler))
