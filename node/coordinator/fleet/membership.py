@@ -92,7 +92,8 @@ class Membership:
                 before was without that, this is the same join.
         """
         member = self._members.get(peer, KnownPeer(peer, PeerState.LEFT, now, joins=0))
-        self._check_no_twin(member, instance, now)
+        if _are_twins(member, instance):
+            self._check_not_here(member, now)
         is_begun = member.state is not PeerState.LEFT and member.instance == instance
         if completes and is_begun and not member.is_complete:
             return self._put(replace(member, last_seen_s=now, is_connected=True, is_complete=True))
@@ -121,8 +122,8 @@ class Membership:
             RefusedError: NOT_JOINED; NAME_IN_USE, where another process of this name has joined since.
         """
         member = self.present(peer)
-        self._check_no_twin(member, instance, now)
         if _are_twins(member, instance):
+            self._check_not_here(member, now)
             raise _not_joined(peer)
         # Written out: ``replace`` takes three times as long, and a large fleet sends a thousand a second.
         seen = KnownPeer(
@@ -136,8 +137,11 @@ class Membership:
             member.refused_twin_at_s,
             member.is_complete,
         )
+        if member.state is PeerState.LIVE:
+            self._members[peer] = seen
+            return False
         self._put(seen)
-        return member.state is not PeerState.LIVE
+        return True
 
     def disconnected(self, peer: Peer) -> None:
         """Note that a peer's stream ended: another process may take its name now."""
@@ -192,10 +196,12 @@ class Membership:
             elif silence_s > self._silent_after_s and member.state is not PeerState.SILENT:
                 yield replace(member, state=PeerState.SILENT)
 
-    def _check_no_twin(self, member: KnownPeer, instance: str, now: float) -> None:
+    def _check_not_here(self, member: KnownPeer, now: float) -> None:
+        """Check that a member may be replaced by another process of its name. Raises RefusedError:
+        NAME_IN_USE; it is connected and heard of."""
         silence_s = now - member.last_seen_s
         is_here = member.is_connected and member.state in _HERE
-        if not _are_twins(member, instance) or not is_here or silence_s > self._silent_after_s:
+        if not is_here or silence_s > self._silent_after_s:
             return
         self._put(replace(member, refused_twins=member.refused_twins + 1, refused_twin_at_s=now))
         raise RefusedError(
@@ -217,8 +223,9 @@ class Membership:
 
 
 def _are_twins(member: KnownPeer, instance: str) -> bool:
-    is_known = bool(member.instance and instance) and member.peer.role in (Role.SAMPLER, Role.RELAY)
-    return is_known and member.instance != instance
+    if member.instance == instance or not (member.instance and instance):
+        return False
+    return member.peer.role in (Role.SAMPLER, Role.RELAY)
 
 
 def _not_joined(peer: Peer) -> RefusedError:
