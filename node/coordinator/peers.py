@@ -10,12 +10,18 @@ heartbeat look at all of them, with little work for each.
 
 import random as randomness
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Final
 
 from node.coordinator.fleet.heartbeats import UnheardVerdicts, drawn_pause_s, pause_s, silence_s
 from node.coordinator.fleet.membership import KnownPeer, Membership, PeerState
-from node.coordinator.fleet.peer_reports import HeartbeatAnswer, HeartbeatReport, Joining, Reported
+from node.coordinator.fleet.peer_reports import (
+    HeartbeatAnswer,
+    HeartbeatReport,
+    Joining,
+    LearnerNews,
+    LearnerReport,
+    Reported,
+)
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.terms.model_check import SamplerModel, VerifierModel
@@ -135,26 +141,14 @@ class Peers:
         if is_back and peer.role is Role.VERIFIER:
             self._ask_verifiers()
         self._known[peer].note(heartbeat, now)
-        if heartbeat.step is not None:
-            self.step = heartbeat.step
-        if peer.role is Role.LEARNER and heartbeat.teaching is not None:
-            self.teaching = heartbeat.teaching
-        answer = HeartbeatAnswer(
+        if (learner := heartbeat.learner) is not None:
+            self.step, self.teaching = learner.step or self.step, learner.teaching or self.teaching
+        return HeartbeatAnswer(
             self.head,
             self._verdicts_for(peer, has_heard=heartbeat.has_heard),
             self._must_repair(heartbeat.held),
             self._next_heartbeat_s(peer),
-        )
-        if peer.role is not Role.LEARNER:
-            return answer
-        best = self.accounts.evaluations.status.best
-        head = 0 if self.head is None else self.head.number
-        return replace(
-            answer,
-            longest_lag_versions=self._longest_lag(),
-            best_version=None if best is None else best.version,
-            evaluating_version=self.accounts.evaluations.awaited_version(head),
-            is_evaluated=self.accounts.evaluations.is_configured,
+            None if learner is None else self._learner_news(),
         )
 
     def lease_pause_s(self, least_s: float) -> float:
@@ -197,9 +191,10 @@ class Peers:
         """The learner known for the longest; None: there is none."""
         return next((peer for peer in self._few if peer.role is Role.LEARNER), None)
 
-    def learners(self) -> Iterator[tuple[Peer, HeartbeatReport]]:
-        """Yield the known learners with their newest reports."""
-        return ((peer, self._known[peer].report) for peer in self._few if peer.role is Role.LEARNER)
+    def learners(self) -> Iterator[tuple[Peer, LearnerReport]]:
+        """Yield the learners that have sent a heartbeat since they joined, with their newest reports."""
+        reports = ((peer, self._known[peer].report.learner) for peer in self._few)
+        return ((peer, report) for peer, report in reports if report is not None)
 
     def leave(self, peer: Peer) -> None:
         self._membership.leave(peer)
@@ -251,6 +246,16 @@ class Peers:
         if peer.role is not Role.SAMPLER or self._pause_s <= self._heartbeat_interval_s:
             return None
         return drawn_pause_s(self._pause_s, self._random())
+
+    def _learner_news(self) -> LearnerNews:
+        evaluations = self.accounts.evaluations
+        best, head = evaluations.status.best, 0 if self.head is None else self.head.number
+        return LearnerNews(
+            longest_lag_versions=self._longest_lag(),
+            best_version=None if best is None else best.version,
+            evaluating_version=evaluations.awaited_version(head),
+            is_evaluated=evaluations.is_configured,
+        )
 
     def _longest_lag(self) -> int:
         """Return the versions to the head of the sampler furthest behind that holds more than the base."""

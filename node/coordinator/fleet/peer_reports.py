@@ -29,22 +29,43 @@ class Joining:
 
 
 @dataclass(frozen=True, slots=True)
+class LearnerReport:
+    """The part of a heartbeat that learners alone send."""
+
+    step: StepReport | None = None
+    """None, as of the next one: as it said before."""
+    teaching: Teaching | None = None
+    best_version: int | None = None
+    """As written down for ``export --best``; None: no version is."""
+    changes: tuple[str, ...] = ()
+    """What an operator has changed lately, newest first."""
+
+
+@dataclass(frozen=True, slots=True)
 class HeartbeatReport:
     held: PolicyVersion | None
     clock_offset_s: float = 0.0
     waits_for: str = ""
-    step: StepReport | None = None
-    teaching: Teaching | None = None
     has_heard: bool = False
     """Whether the answer before arrived: a peer writes the next heartbeat of a stream only then."""
     instance: str = ""
-    best_version: int | None = None
-    """Learners: as written down for ``export --best``."""
-    changes: tuple[str, ...] = ()
-    """Learners: what an operator has changed lately, newest first."""
     machine: MachineFigures | None = None
     """None, as of the next one: as it said before."""
     sampler: SamplerFigures | None = None
+    learner: LearnerReport | None = None
+    """None: it is no learner."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerNews:
+    """The part of an answer that learners alone get."""
+
+    longest_lag_versions: int
+    """The furthest any sampler is behind."""
+    best_version: int | None
+    """On held-out prompts; None: no version has a score."""
+    evaluating_version: int | None
+    is_evaluated: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +75,7 @@ class HeartbeatAnswer:
     must_repair: bool
     next_heartbeat_s: float | None
     """When the peer is to send its next heartbeat; None: after the configured interval."""
-    longest_lag_versions: int = 0
-    """The furthest any sampler is behind; this and the following fields are for learners only."""
-    best_version: int | None = None
-    """On held-out prompts; None: no version has a score."""
-    evaluating_version: int | None = None
-    is_evaluated: bool = False
+    learner: LearnerNews | None = None
 
 
 @dataclass(slots=True)
