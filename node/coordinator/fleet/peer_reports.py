@@ -91,7 +91,7 @@ class Reported:
     sampler: SamplerFigures | None = None
     """The numbers that it reported last."""
     figures: Mapping[str, float] = field(default_factory=dict)
-    """Those of them that are known, by name."""
+    """The ones of both that are known, by name."""
     grader: bytes = b""
     """Digest of its grader code; empty: it did not say."""
     unchecked: SamplerModel | VerifierModel | None = None

@@ -43,7 +43,7 @@ class Submission:
     header: GroupHeader | RefusedError
     """Or why the group could not be read."""
     answer: HeldOutAnswer | None = None
-    """What the group says of a held-out prompt; None where the prompt is of training."""
+    """The group in numbers where its prompt is held out; None where it is of training."""
 
 
 @dataclass(frozen=True, slots=True)
