@@ -38,7 +38,7 @@ class LearnerReport:
     best_version: int | None = None
     """As written down for ``export --best``; None: no version is."""
     changes: tuple[str, ...] = ()
-    """What an operator has changed lately, newest first."""
+    """Texts of what an operator has changed lately, newest first."""
 
 
 @dataclass(frozen=True, slots=True)
