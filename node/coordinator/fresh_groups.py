@@ -1,4 +1,8 @@
-"""Groups kept in memory after they were written: a learner that keeps up gets them without a read."""
+"""Groups kept in memory after they were written: a learner that keeps up gets them without a read.
+
+A read takes a turn of the ledger's thread: a group of 16 KiB costs .29 to .40 ms of CPU to deliver in place
+of .16 to .19.
+"""
 
 from collections import OrderedDict
 from typing import Final

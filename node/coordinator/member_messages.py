@@ -4,7 +4,7 @@ import functools
 from typing import Final
 
 from heterorl.v1 import common_pb2, membership_pb2
-from node.coordinator.fleet.peer_reports import HeartbeatAnswer, HeartbeatReport, Joining
+from node.coordinator.fleet.peer_reports import HeartbeatAnswer, HeartbeatReport, Joining, LearnerReport
 from node.coordinator.work.terms.model_check import Learner, SamplerModel, StatedText, VerifierModel
 from node.coordinator.work.terms.run_terms import DIGEST_BYTES
 from node.errors import Reason, RefusedError
@@ -91,14 +91,11 @@ def report_from_wire(
         held=_held(request),
         clock_offset_s=request.clock_offset_s,
         waits_for=request.waits_for[:_WAITS_FOR_CHARACTERS],
-        step=optional_from_wire(StepReport, request, "step"),
-        teaching=optional_from_wire(Teaching, request, "teaching"),
         has_heard=has_heard,
         instance=request.instance[:_INSTANCE_CHARACTERS],
-        best_version=request.best_version if request.HasField("best_version") else None,
-        changes=tuple(text[:_CHANGE_CHARACTERS] for text in request.changes[:CHANGES_PER_HEARTBEAT]),
         machine=optional_from_wire(MachineFigures, request, "machine"),
         sampler=optional_from_wire(SamplerFigures, request, "sampler"),
+        learner=_learner_report(request) if peer.role is Role.LEARNER else None,
     )
 
 
@@ -107,26 +104,36 @@ def heartbeat_response(
     *,
     sequence: int,
     received_at_s: float,
+    sent_at_s: float,
     lost_lease_ids: tuple[str, ...],
     revocations: membership_pb2.Revocations | None,
     moved: bytes,
 ) -> membership_pb2.HeartbeatResponse:
     """Return the answer as a message; written out, since a large fleet makes thousands a second."""
     head = answer.head
-    return membership_pb2.HeartbeatResponse(
+    response = membership_pb2.HeartbeatResponse(
         sequence=sequence,
         received_at_s=received_at_s,
+        sent_at_s=sent_at_s,
         head=None if head is None else common_pb2.PolicyVersion(number=head.number, root=head.root),
         lost_lease_ids=lost_lease_ids,
         verdicts=[to_wire(membership_pb2.GroupVerdict, one) for one in answer.verdicts],
         must_repair=answer.must_repair,
         next_heartbeat_s=answer.next_heartbeat_s,
-        longest_lag_versions=answer.longest_lag_versions,
-        best_version=answer.best_version,
-        evaluating_version=answer.evaluating_version,
-        is_evaluated=answer.is_evaluated,
         revocations=revocations,
         moved=moved,
+    )
+    if answer.learner is not None:
+        response.MergeFrom(to_wire(membership_pb2.HeartbeatResponse, answer.learner))
+    return response
+
+
+def _learner_report(request: membership_pb2.HeartbeatRequest) -> LearnerReport:
+    return LearnerReport(
+        step=optional_from_wire(StepReport, request, "step"),
+        teaching=optional_from_wire(Teaching, request, "teaching"),
+        best_version=request.best_version if request.HasField("best_version") else None,
+        changes=tuple(text[:_CHANGE_CHARACTERS] for text in request.changes[:CHANGES_PER_HEARTBEAT]),
     )
 
 

@@ -135,16 +135,15 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         received_at_s = self._door.clock.now()
         report = report_from_wire(peer, request, has_heard=has_heard)
         answer, lost = self._door.heartbeat(peer, report, tuple(request.running_lease_ids))
-        response = heartbeat_response(
+        return heartbeat_response(
             answer,
             sequence=request.sequence,
             received_at_s=received_at_s,
+            sent_at_s=self._door.clock.now(),
             lost_lease_ids=lost,
             revocations=self._revocations_for(peer, request.revocations_digest),
             moved=self._notice_for(peer, joins=False),
         )
-        response.sent_at_s = self._door.clock.now()
-        return response
 
     def _notice_for(self, peer: Peer, *, joins: bool) -> bytes:
         """Return the notice of a move for a peer that joins, or does not have it yet; else nothing.

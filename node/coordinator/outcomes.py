@@ -21,7 +21,7 @@ from node.telemetry.lag import submission_lags
 from node.values.evaluation import Evaluation
 from node.values.failure import BadPrompt
 from node.values.reward_finding import RewardCheck
-from node.values.rollout import GroupTerms, other_options
+from node.values.rollout import GroupHeader, other_options
 from node.values.verdict import GroupVerdict, Verdict
 
 logger = logging.getLogger(__name__)
@@ -72,14 +72,14 @@ class Outcomes:
 
     def _submitted(self, submitted: Submitted) -> None:
         assert submitted.submission is not None
-        encoded, group = submitted.submission.encoded, submitted.submission.group
+        encoded, header = submitted.submission.encoded, submitted.submission.header
         is_for_training = not is_held_out(encoded.group_id)
         groups = self._metrics.groups if is_for_training else self._metrics.evaluation_groups
         groups.labels(submitted.verdict).inc()
-        if isinstance(group, GroupTerms):
-            self._count_misgraded(group)
+        if isinstance(header, GroupHeader):
+            self._count_misgraded(header)
             if submitted.verdict is Verdict.SPOOLED and is_for_training:
-                self._observe_lags(encoded.sampler_id, group)
+                self._observe_lags(encoded.sampler_id, header)
         if submitted.verdict not in (Verdict.SPOOLED, Verdict.DUPLICATE):
             logger.warning(
                 "group refused",
@@ -90,13 +90,13 @@ class Outcomes:
                 },
             )
 
-    def _count_misgraded(self, group: GroupTerms) -> None:
+    def _count_misgraded(self, group: GroupHeader) -> None:
         if other_options(group, self._accounts.work.task_digest):
             self._metrics.misgraded_groups.labels("task options").inc()
         elif self._accounts.work.objection_to_grader(group.grader_digest):
             self._metrics.misgraded_groups.labels("grader code").inc()
 
-    def _observe_lags(self, sampler_id: str, group: GroupTerms) -> None:
+    def _observe_lags(self, sampler_id: str, group: GroupHeader) -> None:
         now = self._clock.now()
         lags = submission_lags(group, spooled_at_s=now)
         if not lags:

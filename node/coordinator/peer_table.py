@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from node.coordinator.fleet.membership import KnownPeer, PeerState
-from node.coordinator.fleet.peer_reports import HeartbeatReport
+from node.coordinator.fleet.peer_reports import HeartbeatReport, Reported
 from node.coordinator.fleet.survey import (
     NOTHING_SEEN,
     PEERS_PER_PART,
@@ -21,7 +21,6 @@ from node.coordinator.peers import Peers
 from node.coordinator.work.accounts import Accounts
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
-from node.values.peer_figures import reported
 from node.values.policy import PolicyVersion
 from node.values.run import (
     MEMBER_ROLES,
@@ -74,7 +73,7 @@ class PeerTable:
         view = self._view(now)
         for number, member in enumerate(self.peers.members, start=1):
             if member.peer in self.peers:  # not forgotten in a pause of this look
-                self._see(surveyor, member, self.peers.report(member.peer), view)
+                self._see(surveyor, member, self.peers.of(member.peer), view)
             if number % PEERS_PER_PART == 0:
                 yield
         self._survey = surveyor.result()
@@ -99,17 +98,20 @@ class PeerTable:
             return False
         if query.states and view.state(member) not in query.states:
             return False
-        if query.name not in peer.node_id or query.waits_for not in self.peers.report(peer).waits_for:
+        if query.name not in peer.node_id or query.waits_for not in self.peers.of(peer).report.waits_for:
             return False
         if not query.standings:
             return True
         return peer.role is Role.SAMPLER and view.standing(peer.node_id)[0] in query.standings
 
     def _sorted(self, members: Sequence[KnownPeer], query: PeerQuery, view: "_View") -> Sequence[KnownPeer]:
-        order, report = query.sort_by or PEER_ORDERS[0], self.peers.report
+        order = query.sort_by or PEER_ORDERS[0]
+
+        def report(member: KnownPeer) -> HeartbeatReport:
+            return self.peers.of(member.peer).report
 
         def lag(member: KnownPeer) -> tuple[int, float]:
-            return view.lag(member.peer, report(member.peer).held)
+            return view.lag(member.peer, report(member).held)
 
         if order == "joined":
             return members[::-1] if query.is_reversed else members
@@ -122,14 +124,14 @@ class PeerTable:
             "behind": lambda one: lag(one)[0],
             "lag": lambda one: lag(one)[1],
             "seen": lambda one: view.now - one.last_seen_s,
-            "clock": lambda one: abs(report(one.peer).clock_offset_s),
+            "clock": lambda one: abs(report(one).clock_offset_s),
             "leases": lambda one: self.peers.accounts.held(one.peer.node_id),
         }
         return sorted(members, key=keys[order], reverse=not query.is_reversed)
 
-    def _see(self, surveyor: Surveyor, member: KnownPeer, report: HeartbeatReport, view: "_View") -> None:
+    def _see(self, surveyor: Surveyor, member: KnownPeer, known: Reported, view: "_View") -> None:
         peer, name = member.peer, member.peer.node_id
-        behind, lag_s = view.lag(peer, report.held)
+        behind, lag_s = view.lag(peer, known.report.held)
         is_sampler = peer.role is Role.SAMPLER
         surveyor.see(
             peer,
@@ -138,19 +140,19 @@ class PeerTable:
                 behind,
                 lag_s,
                 max(0.0, view.now - member.last_seen_s),
-                report.clock_offset_s,
-                dict(reported(*self.peers.figures(peer))),
+                known.report.clock_offset_s,
+                known.figures,
             ),
             standing=view.standing(name)[0] if is_sampler else None,
-            grader=self.peers.grader_of(peer) if is_sampler else b"",
+            grader=known.grader if is_sampler else b"",
             twin_for_s=max(0.0, view.now - member.refused_twin_at_s) if member.refused_twins else None,
-            speaks=self.peers.speaks(peer),
+            speaks=known.speaks,
         )
 
     def _row(self, member: KnownPeer, view: "_View") -> PeerStatus:
-        peer, report, now = member.peer, self.peers.report(member.peer), view.now
+        peer, known, now = member.peer, self.peers.of(member.peer), view.now
+        report = known.report
         lag_versions, lag_s = view.lag(peer, report.held)
-        machine, work = self.peers.figures(peer)
         row = PeerStatus(
             node_id=peer.node_id,
             role=peer.role,
@@ -164,13 +166,13 @@ class PeerTable:
             verdicts={},
             staleness_mean_versions=0.0,
             joins=member.joins,
-            software_version=self.peers.speaks(peer).software_version,
-            protocol=self.peers.speaks(peer).protocol,
+            software_version=known.speaks.software_version,
+            protocol=known.speaks.protocol,
             refused_twins=member.refused_twins,
             refused_twin_s=max(0.0, now - member.refused_twin_at_s) if member.refused_twins else 0.0,
-            grader_digest=self.peers.grader_of(peer),
-            machine=machine,
-            sampler=work,
+            grader_digest=known.grader,
+            machine=known.machine,
+            sampler=known.sampler,
         )
         return self._as_sampler(row, view) if peer.role is Role.SAMPLER else row
 

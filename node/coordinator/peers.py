@@ -10,21 +10,25 @@ heartbeat look at all of them, with little work for each.
 
 import random as randomness
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Final
 
 from node.coordinator.fleet.heartbeats import UnheardVerdicts, drawn_pause_s, pause_s, silence_s
 from node.coordinator.fleet.membership import KnownPeer, Membership, PeerState
-from node.coordinator.fleet.peer_reports import HeartbeatAnswer, HeartbeatReport, Joining, Reported
+from node.coordinator.fleet.peer_reports import (
+    HeartbeatAnswer,
+    HeartbeatReport,
+    Joining,
+    LearnerNews,
+    LearnerReport,
+    Reported,
+)
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.terms.model_check import SamplerModel, VerifierModel
 from node.coordinator.work.terms.run_terms import UNSAID, run_grader
 from node.identity.peer import Peer
 from node.values.limits import VERDICTS_PER_HEARTBEAT
-from node.values.peer_figures import MachineFigures, SamplerFigures
 from node.values.policy import PolicyVersion
-from node.values.protocol import Spoken
 from node.values.run import Role, StepReport, Teaching
 from node.values.verdict import GroupVerdict
 
@@ -117,7 +121,7 @@ class Peers:
 
     def objection_to_grader(self, peer: Peer) -> str:
         """Return how a peer's grader code differs from the run's; empty where it does not."""
-        work, digest = self.accounts.work, self.grader_of(peer)
+        work, digest = self.accounts.work, self._known[peer].grader
         is_sampler = peer.role is Role.SAMPLER
         return work.objection_to_grader(digest) if is_sampler else work.grader.objection(digest)
 
@@ -136,34 +140,15 @@ class Peers:
         is_back = self._membership.heartbeat(peer, now, instance=heartbeat.instance)
         if is_back and peer.role is Role.VERIFIER:
             self._ask_verifiers()
-        known = self._known[peer]
-        if known.report.waits_for != heartbeat.waits_for:
-            known.waits_since_s = now
-        known.report = heartbeat
-        if heartbeat.machine is not None:
-            known.machine = heartbeat.machine
-        if heartbeat.sampler is not None:
-            known.sampler = heartbeat.sampler
-        if heartbeat.step is not None:
-            self.step = heartbeat.step
-        if peer.role is Role.LEARNER and heartbeat.teaching is not None:
-            self.teaching = heartbeat.teaching
-        answer = HeartbeatAnswer(
+        self._known[peer].note(heartbeat, now)
+        if (learner := heartbeat.learner) is not None:
+            self.step, self.teaching = learner.step or self.step, learner.teaching or self.teaching
+        return HeartbeatAnswer(
             self.head,
             self._verdicts_for(peer, has_heard=heartbeat.has_heard),
             self._must_repair(heartbeat.held),
             self._next_heartbeat_s(peer),
-        )
-        if peer.role is not Role.LEARNER:
-            return answer
-        best = self.accounts.evaluations.status.best
-        head = 0 if self.head is None else self.head.number
-        return replace(
-            answer,
-            longest_lag_versions=self._longest_lag(),
-            best_version=None if best is None else best.version,
-            evaluating_version=self.accounts.evaluations.awaited_version(head),
-            is_evaluated=self.accounts.evaluations.is_configured,
+            None if learner is None else self._learner_news(),
         )
 
     def lease_pause_s(self, least_s: float) -> float:
@@ -192,26 +177,9 @@ class Peers:
     def __contains__(self, peer: Peer) -> bool:
         return peer in self._known
 
-    def report(self, peer: Peer) -> HeartbeatReport:
-        """Return the newest report of a known peer."""
-        return self._known[peer].report
-
-    def figures(self, peer: Peer) -> tuple[MachineFigures | None, SamplerFigures | None]:
-        """Return the numbers that a peer reported last."""
-        known = self._known[peer]
-        return known.machine, known.sampler
-
-    def waits_since_s(self, peer: Peer) -> float:
-        """Return since when a known peer names the wait that it names now."""
-        return self._known[peer].waits_since_s
-
-    def speaks(self, peer: Peer) -> Spoken:
-        """Return the protocols and the software of a known peer."""
-        return self._known[peer].speaks
-
-    def grader_of(self, peer: Peer) -> bytes:
-        """Return the digest of a peer's grader code; empty: it did not say."""
-        return self._known[peer].grader
+    def of(self, peer: Peer) -> Reported:
+        """Return what a known peer has said of itself."""
+        return self._known[peer]
 
     def live(self, role: Role) -> int:
         """Return how many peers of the role are in the run and not silent."""
@@ -223,9 +191,10 @@ class Peers:
         """The learner known for the longest; None: there is none."""
         return next((peer for peer in self._few if peer.role is Role.LEARNER), None)
 
-    def learners(self) -> Iterator[tuple[Peer, HeartbeatReport]]:
-        """Yield the known learners with their newest reports."""
-        return ((peer, self.report(peer)) for peer in self._few if peer.role is Role.LEARNER)
+    def learners(self) -> Iterator[tuple[Peer, LearnerReport]]:
+        """Yield the learners that have sent a heartbeat since they joined, with their newest reports."""
+        reports = ((peer, self._known[peer].report.learner) for peer in self._few)
+        return ((peer, report) for peer, report in reports if report is not None)
 
     def leave(self, peer: Peer) -> None:
         self._membership.leave(peer)
@@ -277,6 +246,16 @@ class Peers:
         if peer.role is not Role.SAMPLER or self._pause_s <= self._heartbeat_interval_s:
             return None
         return drawn_pause_s(self._pause_s, self._random())
+
+    def _learner_news(self) -> LearnerNews:
+        evaluations = self.accounts.evaluations
+        best, head = evaluations.status.best, 0 if self.head is None else self.head.number
+        return LearnerNews(
+            longest_lag_versions=self._longest_lag(),
+            best_version=None if best is None else best.version,
+            evaluating_version=evaluations.awaited_version(head),
+            is_evaluated=evaluations.is_configured,
+        )
 
     def _longest_lag(self) -> int:
         """Return the versions to the head of the sampler furthest behind that holds more than the base."""

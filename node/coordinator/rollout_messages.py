@@ -10,16 +10,17 @@ from node.coordinator.work.decisions.leasing import LeaseRequest, ReturnedLeases
 from node.coordinator.work.decisions.step_history import Hello
 from node.coordinator.work.decisions.trust import Quarantine
 from node.coordinator.work.decisions.verdicts import Submission
-from node.coordinator.work.slots.slot import is_held_out
+from node.coordinator.work.evaluation.held_out_score import answer_of
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer, is_name
 from node.values.failure import FailedLease, detail_of
 from node.values.limits import LEASES_PER_PEER, LEASES_PER_REQUEST, TRAINED_RUNS
 from node.values.operator_order import OrderAnswer
 from node.values.policy import PolicyVersion
-from node.values.rollout import EncodedGroup, GroupHeader, RolloutGroup
+from node.values.rollout import EncodedGroup
 from node.values.run import StepRecord
 from node.values.verdict import GroupVerdict
+from node.values.well_formed import check_group
 from node.wire.mapping import from_wire, optional_from_wire, to_wire
 from node.wire.rollouts import delivery_to_wire, group_from_wire, header_from_wire
 
@@ -51,17 +52,28 @@ def returned_from_wire(peer: Peer, request: rollout_pb2.ReleaseLeasesRequest) ->
 
 
 def submission_of(group: EncodedGroup) -> Submission:
-    """Return a group with what is read of it: its header, and all of one for evaluation, which goes no
-    further."""
-    read: GroupHeader | RolloutGroup
+    """Return a group for training with its header, which is all that is read of it."""
     try:
-        read = group_from_wire(group) if is_held_out(group.group_id) else header_from_wire(group.header)
+        header = header_from_wire(group.header)
     except RefusedError as refused:
         return Submission(group, refused)
-    if read.group_id != group.group_id:
-        what = f"group {read.group_id[:100]!r} was submitted as {group.group_id[:100]!r}"
+    if header.group_id != group.group_id:
+        what = f"group {header.group_id[:100]!r} was submitted as {group.group_id[:100]!r}"
         return Submission(group, RefusedError(Reason.MALFORMED, what))
-    return Submission(group, read)
+    return Submission(group, header)
+
+
+def held_out_submission_of(group: EncodedGroup, *, vocabulary_size: int | None) -> Submission:
+    """Return a held-out prompt's group with what it says. All of it is read, here alone: it goes no further.
+
+    Blocks for a tenth of a second where the group is the largest there may be.
+    """
+    try:
+        whole = group_from_wire(group)
+        check_group(whole, vocabulary_size=vocabulary_size)
+    except RefusedError as refused:
+        return Submission(group, refused)
+    return Submission(group, whole.header, answer_of(whole))
 
 
 def hello_from_wire(peer: Peer, hello: rollout_pb2.DrainHello) -> Hello:

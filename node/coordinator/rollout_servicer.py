@@ -12,6 +12,7 @@ from node.coordinator.door import Door
 from node.coordinator.learner_stream import LearnerStream
 from node.coordinator.reward_checking import RewardChecking, Verifier
 from node.coordinator.rollout_messages import (
+    held_out_submission_of,
     hello_from_wire,
     lease_request_from_wire,
     outgoing_to_wire,
@@ -22,6 +23,7 @@ from node.coordinator.rollout_messages import (
 from node.coordinator.submission_door import SubmissionDoor
 from node.coordinator.work.checks.verifier_places import GRADING_LIMIT_S
 from node.coordinator.work.decisions.leasing import release
+from node.coordinator.work.slots.slot import is_held_out
 from node.errors import Reason, RefusedError
 from node.rpc.calls.auth import Context, peer_of
 from node.system.waits import put_away, side_by_side
@@ -138,7 +140,13 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             listener.result()
 
     async def _take(self, group: EncodedGroup) -> tuple[Verdict, str]:
-        submitted = await self._door.submit(submission_of(group))
+        if is_held_out(group.group_id):
+            learner = self._door.peers.accounts.learner
+            vocabulary_size = None if learner is None else learner.vocabulary_size
+            request = await asyncio.to_thread(held_out_submission_of, group, vocabulary_size=vocabulary_size)
+        else:
+            request = submission_of(group)
+        submitted = await self._door.submit(request)
         return submitted.verdict, submitted.detail
 
     async def _listen(

@@ -126,7 +126,7 @@ class RunReport:
             is_confirmed=accounts.is_confirmed,
             live_learners=peers.live(Role.LEARNER),
             learner_unheard_s=_unheard_s(peers, Role.LEARNER, now),
-            learner_waits_for="" if learner is None else peers.report(learner).waits_for,
+            learner_waits_for="" if learner is None else peers.of(learner).report.waits_for,
             learner_waits_s=self._learner_waits_s(now),
             live_samplers=peers.live(Role.SAMPLER),
             sampler_unheard_s=_unheard_s(peers, Role.SAMPLER, now),
@@ -143,8 +143,8 @@ class RunReport:
 
     def _learner_waits_s(self, now: float) -> float:
         """Return how long the learner has named its wait; 0 where it is not here."""
-        learner = self.table.peers.learner
-        return 0.0 if learner is None else max(0.0, now - self.table.peers.waits_since_s(learner))
+        peers = self.table.peers
+        return 0.0 if peers.learner is None else max(0.0, now - peers.of(peers.learner).waits_since_s)
 
 
 def _shown(row: PeerStatus, orders: Orders) -> PeerStatus:
@@ -188,8 +188,8 @@ def waiting_samplers(peers: Peers, now: float) -> tuple[WaitingSamplers, ...]:
     for member in peers.members:
         peer = member.peer
         if peer.role is Role.SAMPLER and member.state in (PeerState.JOINED, PeerState.LIVE):
-            waits = by_wait.setdefault(peers.report(peer).waits_for, [])
-            waits.append((peers.waits_since_s(peer), peer.node_id))
+            known = peers.of(peer)
+            by_wait.setdefault(known.report.waits_for, []).append((known.waits_since_s, peer.node_id))
     return tuple(
         WaitingSamplers(
             waits_for,

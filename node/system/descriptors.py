@@ -59,7 +59,13 @@ def hard_limit() -> int:
 
 
 def open_now() -> int:
-    """Return how many files are open; the limit where not even counting them is possible any more."""
+    """Return how many files are open; the limit where not even counting them is possible any more.
+
+    Linux counts them itself since 6.2, in 3 us. Listing takes 1 to 3 ms for 1000 of them.
+    """
+    with contextlib.suppress(OSError):  # macOS has no such directory
+        if counted := os.stat("/proc/self/fd").st_size:
+            return counted
     try:
         return len(os.listdir("/dev/fd"))
     except OSError:

@@ -2,16 +2,21 @@
 
 import json
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from heterorl.v1 import common_pb2, rollout_pb2
 from node.commands.cli import main
+from node.coordinator import rollout_servicer
 from node.coordinator.ledger.ledger_check import read_evaluations
+from node.coordinator.rollout_messages import held_out_submission_of
+from node.coordinator.work.decisions.verdicts import Submission
 from node.values.evaluation import REWARD, Evaluation, best_of
 from node.values.run import RunStatus
 from node.wire.mapping import from_wire
@@ -137,6 +142,34 @@ async def test_leases_say_what_they_are_for_and_their_groups_do_not_reach_the_le
         assert status.evaluation.under_way is None
         assert (status.slots["leased"], status.slots["spooled"], status.verdicts) == (18, 0, {})
         assert (await learner.heartbeat()).best_version == 0
+
+
+async def test_the_answer_to_a_held_out_prompt_is_read_beside_the_event_loop(
+    made: MadeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers: list[threading.Thread] = []
+
+    def noted(*args: Any, **kwargs: Any) -> Submission:
+        readers.append(threading.current_thread())
+        return held_out_submission_of(*args, **kwargs)
+
+    monkeypatch.setattr(rollout_servicer, "held_out_submission_of", noted)
+    async with (
+        running_hub(made, evaluation=EVALUATION, max_staleness_versions=100) as hub,
+        hub.peer() as learner,
+        hub.peer(made.sampler) as sampler,
+    ):
+        await begun(hub, learner, sampler)
+        first, second = (await lease_all(sampler))[:2]
+        beyond_vocabulary = make_completion(1, token_ids=np.array([100], np.int32))
+        answers = [
+            await sampler.submit(second, completions=(beyond_vocabulary,)),
+            await sampler.submit(first),
+        ]
+    verdicts = [common_pb2.VERDICT_MALFORMED, common_pb2.VERDICT_SPOOLED]
+    assert [answer.verdict for answer in answers] == verdicts
+    assert len(readers) == 2
+    assert threading.current_thread() not in readers
 
 
 async def test_what_was_counted_before_a_restart_is_counted_once_and_what_was_leased_goes_on(

@@ -347,24 +347,34 @@ async def test_a_peer_has_so_many_calls_and_ending_one_makes_room(made: MadeRun)
         await watch().read()
 
 
+@pytest.mark.parametrize(
+    ("reason", "between_looks_s"), [(Reason.BUSY, RpcLimits().stall_s), (Reason.REVOKED, 0.0)]
+)
 async def test_a_reader_that_stops_loses_its_stream_quietly(
-    made: MadeRun, caplog: pytest.LogCaptureFixture
+    made: MadeRun, caplog: pytest.LogCaptureFixture, reason: Reason, between_looks_s: float
 ) -> None:
     async def pour(request: Any, context: Any) -> AsyncIterator[policy_pb2.FetchFramesResponse]:
         while True:
             yield policy_pb2.FetchFramesResponse(data=bytes(1 << 20))
 
-    firehose = rpcs({KINDS["FetchFrames"]: pour})
+    firehose, clock = rpcs({KINDS["FetchFrames"]: pour}), ManualClock(now=made.made_at_s)
     async with (
-        serving(made, firehose, stall_s=0.1, refusal_s=0.05) as hub,
+        serving(made, firehose, clock=clock, refusal_s=0.05) as hub,
         learner_channel(made, hub) as channel,
     ):
         stream = policy_pb2_grpc.PolicyServiceStub(channel).FetchFrames(
             policy_pb2.FetchFramesRequest(), timeout=20
         )
         await stream.read()
-        await until(lambda: hub.server.live_rpcs == 0)
-        assert hub.refusals == {("PolicyService", Reason.BUSY): 1}
+        if reason is Reason.REVOKED:
+            hub.revoked.add(made.learner.node_id)
+
+        def has_ended() -> bool:
+            clock.advance(between_looks_s)
+            return hub.server.live_rpcs == 0
+
+        await until(has_ended)
+        assert hub.refusals == {("PolicyService", reason): 1}
         stream.cancel()
     assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
 

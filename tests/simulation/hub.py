@@ -35,6 +35,7 @@ from node.coordinator.work.decisions.step_history import Hello
 from node.coordinator.work.decisions.trust import Quarantine
 from node.coordinator.work.decisions.upkeep import task_is
 from node.coordinator.work.decisions.verdicts import Submission, Submitted
+from node.coordinator.work.evaluation.held_out_score import answer_of
 from node.coordinator.work.slots.slot import is_held_out
 from node.coordinator.work.terms.model_check import Learner, SamplerModel, StatedText
 from node.coordinator.work.terms.run_terms import NO_EVALUATION, EvaluationSettings, RunTerms, Work
@@ -291,9 +292,9 @@ class Hub:
 
     async def submit(self, encoded: EncodedGroup, group: RolloutGroup) -> Submitted:
         """Take a group in, whose sampler is proved."""
-        is_whole = is_held_out(encoded.group_id)
-        read: RolloutGroup | GroupHeader = group if is_whole else self._header_of(encoded.columns, group)
-        return await self.door.submit(Submission(encoded, read))
+        if is_held_out(encoded.group_id):
+            return await self.door.submit(Submission(encoded, group.header, answer_of(group)))
+        return await self.door.submit(Submission(encoded, self._header_of(encoded.columns, group)))
 
     def _header_of(self, key: bytes, group: RolloutGroup) -> GroupHeader:
         header = self._headers.get(key)

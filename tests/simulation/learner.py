@@ -17,7 +17,7 @@ from learner.intake.batch_buffer import BatchBuffer
 from learner.intake.group_verdict import GroupRules, judge
 from learner.intake.trained_slots import TrainedSlots
 from node.clients.outstanding_rollouts import OutstandingRollouts
-from node.coordinator.fleet.peer_reports import HeartbeatReport
+from node.coordinator.fleet.peer_reports import HeartbeatReport, LearnerReport
 from node.coordinator.learner_stream import Quarantines
 from node.coordinator.work.decisions.step_history import Hello
 from node.coordinator.work.terms.model_check import Learner
@@ -310,7 +310,9 @@ class SimulatedLearner:
         backoff = Backoff(self._draw.random)
         while True:
             report = HeartbeatReport(
-                PolicyVersion(self.version, root_of(self.version)), waits_for=self.waits_for
+                PolicyVersion(self.version, root_of(self.version)),
+                waits_for=self.waits_for,
+                learner=LearnerReport(),
             )
             try:
                 await self._call(lambda hub: hub.heartbeat(self._peer, report, ()))  # noqa: B023 - awaited

@@ -6,7 +6,7 @@ Each is a mistake that a person might make: a condition turned, a step left out,
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -99,12 +99,11 @@ def _expires_nothing(self: SlotTable, now: float) -> tuple[Any, ...]:
     return ()
 
 
-def _forgets_standings(self: Ledger, transaction: Any) -> None:
-    facts = tuple(fact for fact in transaction.facts if not isinstance(fact, Standing))
-    _write(self, replace(transaction, facts=facts))
+def _forgets_standings(self: Ledger, facts: Sequence[Any]) -> None:
+    _write_facts(self, [fact for fact in facts if not isinstance(fact, Standing)])
 
 
-_write = Ledger._write
+_write_facts = Ledger._write_facts
 
 
 def _gives_newcomers_all(self: Standings, sampler_id: str, *, held: int, free: int, **others: Any) -> Any:
@@ -157,7 +156,7 @@ PLANTED = (
     Planted("groups one version too stale are trained on", _patched(BatchBuffer, "evict", _evicts_late)),
     Planted("two leases more than there is room for", _patched(leasing, "room", _counts_bound_twice)),
     Planted("leases never expire", _patched(SlotTable, "expire", _expires_nothing)),
-    Planted("a standing is not written down", _patched(Ledger, "_write", _forgets_standings)),
+    Planted("a standing is not written down", _patched(Ledger, "_write_facts", _forgets_standings)),
     Planted("whoever asks may hold all leases there are", _patched(Standings, "share", _gives_newcomers_all)),
     Planted(
         "a restart takes the newest slot number again", _patched(Ledger, "balance", _forgets_newest_slot)

@@ -10,6 +10,7 @@ from node.coordinator.work.decisions import leasing, step_history, upkeep, verdi
 from node.coordinator.work.decisions.decision import Decision
 from node.coordinator.work.decisions.leasing import LeaseRequest, Released, ReturnedLeases, release
 from node.coordinator.work.decisions.verdicts import Submission, Submitted
+from node.coordinator.work.evaluation.held_out_score import answer_of
 from node.coordinator.work.samplers.sampler_standing import Standing
 from node.coordinator.work.slots.slot import is_held_out, parse_group_id
 from node.coordinator.work.terms.model_check import Learner
@@ -127,7 +128,8 @@ class Desk:
             slot = self.accounts.slots.open_slots.get(number)
             group = make_group(lease_id, prompt_index=0 if slot is None else slot.prompt_index)
         encoded = EncodedGroup(b"group ", lease_id.encode(), lease_id, sampler_id)
-        request = Submission(encoded, group if is_held_out(lease_id) else group.header)
+        answer = answer_of(group) if is_held_out(lease_id) else None
+        request = Submission(encoded, group.header, answer)
         submitted: Submitted = self.settle(verdicts.submission(self.accounts, request, now=self.now))
         return submitted
 

@@ -14,8 +14,8 @@ by their epochs instead.
 
 import enum
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from node.errors import Reason, RefusedError
@@ -43,8 +43,10 @@ class PeerState(enum.StrEnum):
 _HERE: Final = frozenset({PeerState.JOINED, PeerState.LIVE})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class KnownPeer:
+    """A peer's place in the run; only ``Membership`` changes it."""
+
     peer: Peer
     state: PeerState
     last_seen_s: float
@@ -91,21 +93,20 @@ class Membership:
             completes: Whether it reports what it could not before it knew the run's settings. Where the join
                 before was without that, this is the same join.
         """
-        member = self._members.get(peer, KnownPeer(peer, PeerState.LEFT, now, joins=0))
-        self._check_no_twin(member, instance, now)
+        member = self._members.get(peer)
+        if member is None:
+            member = self._members[peer] = KnownPeer(peer, PeerState.LEFT, now, joins=0)
+            self._counts[peer.role, PeerState.LEFT] += 1
+        elif _are_twins(member, instance):
+            self._check_not_here(member, now)
         is_begun = member.state is not PeerState.LEFT and member.instance == instance
-        if completes and is_begun and not member.is_complete:
-            return self._put(replace(member, last_seen_s=now, is_connected=True, is_complete=True))
-        joined = replace(
-            member,
-            state=PeerState.JOINED,
-            last_seen_s=now,
-            joins=member.joins + 1,
-            instance=instance,
-            is_connected=True,
-            is_complete=completes,
-        )
-        return self._put(joined)
+        is_same_join = completes and is_begun and not member.is_complete
+        member.last_seen_s, member.is_connected, member.is_complete = now, True, completes
+        if not is_same_join:
+            member.joins += 1
+            member.instance = instance
+            self._become(member, PeerState.JOINED)
+        return member
 
     def instance(self, peer: Peer) -> str:
         """Return which process of a peer's name joined last; empty: none did, or it does not say."""
@@ -121,35 +122,23 @@ class Membership:
             RefusedError: NOT_JOINED; NAME_IN_USE, where another process of this name has joined since.
         """
         member = self.present(peer)
-        self._check_no_twin(member, instance, now)
         if _are_twins(member, instance):
+            self._check_not_here(member, now)
             raise _not_joined(peer)
-        # Written out: ``replace`` takes three times as long, and a large fleet sends a thousand a second.
-        seen = KnownPeer(
-            peer,
-            PeerState.LIVE,
-            now,
-            member.joins,
-            member.instance,
-            True,
-            member.refused_twins,
-            member.refused_twin_at_s,
-            member.is_complete,
-        )
-        self._put(seen)
-        return member.state is not PeerState.LIVE
+        member.last_seen_s, member.is_connected = now, True
+        return self._become(member, PeerState.LIVE)
 
     def disconnected(self, peer: Peer) -> None:
         """Note that a peer's stream ended: another process may take its name now."""
         if peer in self._members:
-            self._put(replace(self._members[peer], is_connected=False))
+            self._members[peer].is_connected = False
 
     def __contains__(self, peer: Peer) -> bool:
         return peer in self._members
 
     def leave(self, peer: Peer) -> None:
         if peer in self._members:
-            self._put(replace(self._members[peer], state=PeerState.LEFT))
+            self._become(self._members[peer], PeerState.LEFT)
 
     def is_here(self, peer: Peer) -> bool:
         """Whether a peer has joined, has not left and is not silent."""
@@ -167,12 +156,10 @@ class Membership:
 
         Where the clock went back, silence begins now: a peer heard of in the future would never end it.
         """
-        for peer, member in self._members.items():
+        for member in self._members.values():
             if member.last_seen_s > now:
-                self._members[peer] = replace(member, last_seen_s=now)
-        changed = tuple(self._changed(now))
-        for member in changed:
-            self._put(member)
+                member.last_seen_s = now
+        changed = tuple(member for member in self._unheard(now) if self._fade(member, now))
         surplus = len(self._members) - PEERS_REMEMBERED
         if surplus <= 0:
             return changed
@@ -182,22 +169,29 @@ class Membership:
             del self._members[member.peer]
         return changed
 
-    def _changed(self, now: float) -> Iterable[KnownPeer]:
-        for member in self._members.values():
-            silence_s = now - member.last_seen_s
-            if member.state is PeerState.LEFT:
-                continue
-            if silence_s > GONE_AFTER_S:
-                yield replace(member, state=PeerState.LEFT)
-            elif silence_s > self._silent_after_s and member.state is not PeerState.SILENT:
-                yield replace(member, state=PeerState.SILENT)
+    def _unheard(self, now: float) -> list[KnownPeer]:
+        """Return the members that have been silent too long and not left."""
+        since_s = now - min(self._silent_after_s, GONE_AFTER_S)
+        return [
+            member
+            for member in self._members.values()
+            if member.last_seen_s < since_s and member.state is not PeerState.LEFT
+        ]
 
-    def _check_no_twin(self, member: KnownPeer, instance: str, now: float) -> None:
+    def _fade(self, member: KnownPeer, now: float) -> bool:
+        """Note that a member has been silent too long; return whether that changes its state."""
+        is_gone = now - member.last_seen_s > GONE_AFTER_S
+        return self._become(member, PeerState.LEFT if is_gone else PeerState.SILENT)
+
+    def _check_not_here(self, member: KnownPeer, now: float) -> None:
+        """Check that a member may be replaced by another process of its name. Raises RefusedError:
+        NAME_IN_USE; it is connected and heard of."""
         silence_s = now - member.last_seen_s
         is_here = member.is_connected and member.state in _HERE
-        if not _are_twins(member, instance) or not is_here or silence_s > self._silent_after_s:
+        if not is_here or silence_s > self._silent_after_s:
             return
-        self._put(replace(member, refused_twins=member.refused_twins + 1, refused_twin_at_s=now))
+        member.refused_twins += 1
+        member.refused_twin_at_s = now
         raise RefusedError(
             Reason.NAME_IN_USE,
             f"{member.peer.role} {member.peer.node_id} is in the run as another process, "
@@ -206,19 +200,20 @@ class Membership:
             "a new directory and a new token",
         )
 
-    def _put(self, member: KnownPeer) -> KnownPeer:
-        before = self._members.get(member.peer)
-        if before is None or before.state is not member.state:
-            self._counts[member.peer.role, member.state] += 1
-            if before is not None:
-                self._counts[member.peer.role, before.state] -= 1
-        self._members[member.peer] = member
-        return member
+    def _become(self, member: KnownPeer, state: PeerState) -> bool:
+        """Put a member into a state; return whether it was in another."""
+        if member.state is state:
+            return False
+        self._counts[member.peer.role, member.state] -= 1
+        self._counts[member.peer.role, state] += 1
+        member.state = state
+        return True
 
 
 def _are_twins(member: KnownPeer, instance: str) -> bool:
-    is_known = bool(member.instance and instance) and member.peer.role in (Role.SAMPLER, Role.RELAY)
-    return is_known and member.instance != instance
+    if member.instance == instance or not (member.instance and instance):
+        return False
+    return member.peer.role in (Role.SAMPLER, Role.RELAY)
 
 
 def _not_joined(peer: Peer) -> RefusedError:

@@ -137,8 +137,7 @@ class Ledger(LedgerRows):
                 _spend_acceptance(self._path)
             self._connection.execute("BEGIN IMMEDIATE")
             try:
-                for transaction in transactions:
-                    self._write(transaction)
+                self._write_all(transactions)
                 self._connection.execute("COMMIT")
             except BaseException:
                 if self._connection.in_transaction:

@@ -226,8 +226,7 @@ class PostgresqlLedger(LedgerRows):
     def record(self, *transactions: Transaction) -> None:
         """See ``LedgerEngine``."""
         with self._fenced.writing(), self._connection.pipeline():
-            for transaction in transactions:
-                self._write(transaction)
+            self._write_all(transactions)
             if any(transaction.of(Generation) for transaction in transactions):
                 self._execute("DELETE FROM accepted_loss")
 

@@ -173,7 +173,14 @@ class LedgerRows(ABC):
         name = group_id(slot, attempt)
         return EncodedGroup(header, columns, name, sampler_id, spooled_at_s=spooled_at_s)
 
+    def _write_all(self, transactions: Sequence[Transaction]) -> None:
+        """Write transactions that become true together; of what several say of one fact, the last word."""
+        for transaction in transactions:
+            self._write(transaction)
+        self._write_facts([fact for transaction in transactions for fact in transaction.facts])
+
     def _write(self, transaction: Transaction) -> None:
+        """Write what a transaction says besides its facts."""
         put, write_each = self._put, self._write_each
         put("slots", *map(_row, transaction.slots))
         out_of_play = [slot.number for slot in transaction.slots if slot.state not in UNTRAINED]
@@ -187,7 +194,6 @@ class LedgerRows(ABC):
             lists = (json.dumps(step.group_ids), json.dumps(step.staleness_versions))
             put("steps", (step.version, *lists, step.restored_version), how=Put.REFUSE)
         put("versions", *map(astuple, transaction.announced), how=Put.KEEP)
-        self._write_facts(transaction.facts)
 
     def _write_facts(self, facts: Sequence[Fact | Gone]) -> None:
         if not facts:

@@ -14,7 +14,6 @@ import inspect
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
 from typing import Any, Final, TypeAlias
 
 import grpc
@@ -112,7 +111,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
                 first_s=first_s,
                 stall_s=stall_s,
                 yields_refusals=rule.is_answered_each,
-                wait_s=None if rule.message_rate is None else partial(self._pace, rpc, rule.message_rate),
+                wait_s=self._pace(rpc),
             )
 
         async def respond(messages: AsyncIterator[Any], context: Context) -> Any:
@@ -139,7 +138,8 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
                     return
                 async with contextlib.aclosing(behaviour(request, context)) as responses:
                     async for response in responses:
-                        self._charge_refused_messages(rpc, rule.refusals(response))
+                        if refused := rule.refusals(response):
+                            self._charge_refused_messages(rpc, refused)
                         await self._write(rpc, context, response)
 
         called = "stream" if handler.request_streaming else "unary"
@@ -156,9 +156,15 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         )
         return guarded
 
-    def _pace(self, rpc: LiveRpc, rate: Rate) -> float:
-        """Return how long a message has to wait by the rate; gRPC's flow control holds up its sender."""
-        return self._rates.reserve((rpc.account, "message"), rate, now=self._clock.monotonic())
+    def _pace(self, rpc: LiveRpc) -> Callable[[], float] | None:
+        """Return a function that returns how long a message has to wait by the rate; None: it has no rate.
+
+        gRPC's flow control holds up the sender meanwhile.
+        """
+        if (rate := rpc.rule.message_rate) is None:
+            return None
+        key, reserve, monotonic = (rpc.account, "message"), self._rates.reserve, self._clock.monotonic
+        return lambda: reserve(key, rate, now=monotonic())
 
     def _charge_refused_messages(self, rpc: LiveRpc, refused: int) -> None:
         for _ in range(refused):
@@ -169,15 +175,12 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         self._rates.charge_refusal(rpc.account, rpc.rule.rate, now=self._clock.monotonic())
 
     async def _write(self, rpc: LiveRpc, context: Context, response: Any) -> None:
-        """Write one message, within ``stall_s``. Without a task: a large fleet is sent thousands a second."""
-        stall_s = self._limits.stall_s
-        rpc.is_writing = True
-        limit = rpc.task.get_loop().call_later(stall_s, rpc.end_stalled, stall_s)
+        """Write one message; ``LiveRpcs.recheck`` ends a call whose message nobody takes."""
+        rpc.writing_since_s = self._clock.monotonic()
         try:
             await context.write(response)
         finally:
-            limit.cancel()
-            rpc.is_writing = False
+            rpc.writing_since_s = None
         if rpc.ended_by is not None:
             raise asyncio.CancelledError
 

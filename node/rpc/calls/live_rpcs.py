@@ -4,7 +4,8 @@
                      '------ refused                                  '-- expired, revoked, draining: ended
 
 TLS checks a certificate once per connection. Expiry and revocation are checked once per rpc and, for streams,
-whenever ``recheck`` is called.
+whenever ``recheck`` is called. So is whether a caller still reads: a timer for each message would cost more
+than the message.
 """
 
 import asyncio
@@ -37,7 +38,8 @@ class RpcLimits:
     unary_s: float = 120.0
     """Longest a unary rpc may take once it has its request, whatever its caller's deadline."""
     stall_s: float = 60.0
-    """Longest a finite stream may wait for its next message, in either direction."""
+    """Longest a finite stream may wait for its next message, and any caller may take to read one; the second
+    is looked at with each ``recheck``."""
     submission_bytes: int = ROLLOUT_MESSAGE_BYTES
     """Largest SubmitRollouts request: of a run's largest group, where the hub knows it when it starts."""
     refusal_s: float = 2.0
@@ -64,8 +66,8 @@ class LiveRpc:
     task: asyncio.Task[None]
     ended_by: RefusedError | None = None
     """Why the server ended it; None while it has not."""
-    is_writing: bool = False
-    """Whether a message to its caller is on its way."""
+    writing_since_s: float | None = None
+    """When the message to its caller began that is on its way, monotonic; None: none is."""
 
     @property
     def account(self) -> tuple[str, str]:
@@ -79,20 +81,13 @@ class LiveRpc:
         would wait for its own deadline.
         """
         self.ended_by = refusal
-        if self.is_writing:
+        if self.writing_since_s is not None:
             self.task.get_loop().call_later(patience_s, self._cut)
         else:
             self.task.cancel()
 
-    def end_stalled(self, limit_s: float) -> None:
-        """End it, whose caller takes no message for so long."""
-        if self.ended_by is None:
-            what = f"reading the answer took more than {limit_s:g} s"
-            self.ended_by = RefusedError(Reason.BUSY, what, fix="try again")
-            self.task.cancel()
-
     def _cut(self) -> None:
-        if self.is_writing:
+        if self.writing_since_s is not None:
             self.task.cancel()
 
 
@@ -181,8 +176,13 @@ class LiveRpcs:
             )
 
     def recheck(self) -> None:
-        """End the streams of callers whose certificate has expired or was revoked since they began."""
+        """End the streams of callers whose certificate has expired or was revoked since they began, and those
+        whose callers have taken no message for too long."""
         revoked = self._admission.revocations.everyone()
+        began_s = self._clock.monotonic() - self._limits.stall_s
+        for rpc in self._live:
+            if rpc.ended_by is None and rpc.writing_since_s is not None and rpc.writing_since_s <= began_s:
+                rpc.end(_stalled(self._limits.stall_s), patience_s=0.0)
 
         def refusal_of(rpc: LiveRpc) -> RefusedError | None:
             if rpc.peer is None:
@@ -228,6 +228,10 @@ class LiveRpcs:
                 Reason.REVOKED, f"{peer.node_id} was revoked", fix="ask the operator of the run"
             )
         return None
+
+
+def _stalled(limit_s: float) -> RefusedError:
+    return RefusedError(Reason.BUSY, f"reading the answer took more than {limit_s:g} s", fix="try again")
 
 
 def _draining() -> RefusedError:

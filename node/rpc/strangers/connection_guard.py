@@ -35,7 +35,7 @@ from node.values.run import Role
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S: Final = 0.25
-"""Counting 1000 descriptors takes .2 ms."""
+"""A look costs 3 us, or 3 ms for 1000 connections where Linux is older than 6.2."""
 
 TELL_EVERY_S: Final = 60.0
 """Between two warnings."""

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from node.coordinator import peers as peers_module
 from node.coordinator.fleet import membership as membership_module
 from node.coordinator.fleet.heartbeats import JITTER
-from node.coordinator.fleet.peer_reports import HeartbeatReport, Joining
+from node.coordinator.fleet.peer_reports import HeartbeatReport, Joining, LearnerReport
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.peer_table import PeerTable
 from node.coordinator.peers import Peers
@@ -78,7 +78,9 @@ def test_the_learner_hears_how_far_behind_the_last_sampler_is_that_holds_a_versi
         peers.join(peer, Joining(PolicyVersion(held)), now=NOW_S)
 
     def longest() -> int:
-        return peers.heartbeat(learner, heartbeat(HEAD), now=NOW_S).longest_lag_versions
+        news = peers.heartbeat(learner, HeartbeatReport(HEAD, learner=LearnerReport()), now=NOW_S).learner
+        assert news is not None
+        return news.longest_lag_versions
 
     assert longest() == 2
     peers.leave(samplers[0])
@@ -216,7 +218,7 @@ def test_what_an_operator_changed_in_the_learner_is_unusual(peers: Peers) -> Non
     peers.join(learner, Joining(None), now=NOW_S)
     assert not changes_of(peers)
     changes = ("learning_rate 0.001 -> 0.0005 since step 41",)
-    peers.heartbeat(learner, HeartbeatReport(held=None, changes=changes), now=NOW_S)
+    peers.heartbeat(learner, HeartbeatReport(held=None, learner=LearnerReport(changes=changes)), now=NOW_S)
     [unusual] = changes_of(peers)
     assert (unusual.what, unusual.peers, unusual.node_ids) == (f"learner with {changes[0]}", 1, ("learner",))
 

@@ -11,7 +11,6 @@ from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.capacity import is_full
 from node.coordinator.work.decisions.decision import NOTHING, Decision
-from node.coordinator.work.evaluation.held_out_score import answer_of
 from node.coordinator.work.slots.slot import (
     HeldOutAnswer,
     SlotKind,
@@ -27,9 +26,8 @@ from node.coordinator.work.terms.group_check import objection
 from node.coordinator.work.terms.model_check import Learner
 from node.errors import Reason, RefusedError
 from node.values.fact import Fact
-from node.values.rollout import EncodedGroup, GroupHeader, RolloutGroup, other_options
+from node.values.rollout import EncodedGroup, GroupHeader, other_options
 from node.values.verdict import GroupVerdict, Verdict
-from node.values.well_formed import check_group
 
 _FAULTY: Final = frozenset({Verdict.SUSPECT, Verdict.FOREIGN, Verdict.MALFORMED})
 """Verdicts of the learner that are held against a sampler; one that is far away may be stale through no
@@ -42,8 +40,10 @@ class Submission:
 
     encoded: EncodedGroup
     """As it came, to be stored; its sampler is proved."""
-    group: GroupHeader | RolloutGroup | RefusedError
-    """Its header, or all of it where the prompt is held out; or why it could not be decoded."""
+    header: GroupHeader | RefusedError
+    """Or why the group could not be read."""
+    answer: HeldOutAnswer | None = None
+    """The group in numbers where its prompt is held out; None where it is of training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,11 @@ def submission(accounts: Accounts, request: Submission, *, now: float) -> Decisi
     def answer(verdict: Verdict, detail: str, changes: Transaction = NOTHING) -> Decision[Submitted]:
         return Decision(Submitted(verdict, detail, request), changes)
 
-    encoded, group = request.encoded, request.group
+    encoded, header = request.encoded, request.header
     sampler_id, name = encoded.sampler_id, encoded.group_id
     if (standing := accounts.standings.of(sampler_id)).is_proven_liar:
         return answer(Verdict.SUSPECT, standing.quarantine)
     work, parsed = accounts.work, parse_group_id(name) or parse_held_out_id(name)
-    header = group.header if isinstance(group, RolloutGroup) else group
     if parsed is None:
         return answer(Verdict.MALFORMED, f"{name[:100]!r} is not a group id; expected <slot>.<attempt>")
     if isinstance(header, GroupHeader) and header.run_id != work.run_id:
@@ -100,14 +99,14 @@ def submission(accounts: Accounts, request: Submission, *, now: float) -> Decisi
     stored = EncodedGroup(encoded.header, encoded.columns, name, sampler_id, spooled_at_s=now)
     slot, is_confirmed = accounts.slots.open_slots[parsed[0]], accounts.is_confirmed
     if slot.kind is SlotKind.HELD_OUT:
-        assert isinstance(group, RolloutGroup), "the coordinator alone reads what is held out"
+        assert request.answer is not None, "the coordinator alone reads what is held out"
         asked = accounts.evaluations.work(work)
         problem = objection(
             header, slot, asked, learner, accounts.has_published, is_confirmed=is_confirmed
-        ) or _unscorable(group, learner, version=version_and_place(slot.number)[0])
+        ) or _of_other_version(header, version=version_and_place(slot.number)[0])
         if problem is not None:
             return answer(*problem, _spent(accounts, parsed, sampler_id, problem[0], now=now))
-        stores = _spooled(accounts, parsed, stored, answer=answer_of(group), now=now)
+        stores = _spooled(accounts, parsed, stored, answer=request.answer, now=now)
         return answer(Verdict.SPOOLED, "", stores)
     problem = objection(header, slot, work, learner, accounts.has_published, is_confirmed=is_confirmed)
     if problem is not None:
@@ -131,13 +130,9 @@ def _claim(accounts: Accounts, slot_and_attempt: tuple[int, int], sampler_id: st
     return claim
 
 
-def _unscorable(group: RolloutGroup, learner: Learner, *, version: int) -> tuple[Verdict, str] | None:
+def _of_other_version(header: GroupHeader, *, version: int) -> tuple[Verdict, str] | None:
     """Return why a group says nothing about a version; None where it does."""
-    try:
-        check_group(group, vocabulary_size=learner.vocabulary_size)
-    except RefusedError as refused:
-        return Verdict.MALFORMED, refused.what
-    others = {group.oldest_version, group.newest_version} - {version}
+    others = {header.oldest_version, header.newest_version} - {version}
     if not others:
         return None
     detail = f"version {min(others)} drew a token, evaluated is {version}"

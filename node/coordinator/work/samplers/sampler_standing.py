@@ -113,6 +113,8 @@ class Standing(Fact):
         """Return what a group makes of it; ``held``: leases it had, this one included."""
         grows = 0 < self.allowance <= USED_PART * held
         allowance = min(self.allowance + GROWTH, LEASES_PER_PEER) if grows else self.allowance
+        if allowance == self.allowance and not self.strikes:
+            return self
         return replace(self, allowance=allowance, strikes=self.strikes // 2)
 
     def after_expiry(self, leases: int, *, term_s: float, now: float) -> "Standing":

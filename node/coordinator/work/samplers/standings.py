@@ -152,8 +152,8 @@ class Standings:
 
     def max_age_s(self, sampler_id: str, *, at_least_s: float, at_most_s: float) -> float:
         """Return the age at which a lease of the sampler ends, whatever its heartbeats say."""
-        slow_s = max(self._slow_s, self._paces.get(sampler_id, _Pace()).slowest_s)
         if not self._slow_s:
             return at_most_s
+        slow_s = max(self._slow_s, self._paces.get(sampler_id, _Pace()).slowest_s)
         age_s = AGE_FACTOR * slow_s * 2.0 ** self.of(sampler_id).strikes
         return min(max(age_s, at_least_s), at_most_s)

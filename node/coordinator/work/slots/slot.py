@@ -176,15 +176,16 @@ class Slot:
         return replace(self, state=SlotState.LEASED, granted=number, attempts=attempts)
 
     def with_submission(self, number: int) -> "Slot":
-        return self._with(number, is_submitted=True)
+        return replace(self, attempts=self._attempts_with(number, is_submitted=True))
 
     def with_failure(self, number: int, failure: Failure) -> "Slot":
-        return self._with(number, failure=failure)
+        return replace(self, attempts=self._attempts_with(number, failure=failure))
 
     def won(self, attempt: int, *, is_graded: bool, answer: HeldOutAnswer | None) -> "Slot":
         """Return it as an attempt wins it; ``answer``: what a held-out prompt's group says."""
         state = SlotState.SPOOLED if is_graded else SlotState.UNGRADED
-        return replace(self.with_submission(attempt), state=state, winner=attempt, answer=answer)
+        attempts = self._attempts_with(attempt, is_submitted=True)
+        return replace(self, attempts=attempts, state=state, winner=attempt, answer=answer)
 
     def spent(self, attempt: int) -> "Slot":
         """Return it after an attempt brought a group that nobody can use."""
@@ -220,9 +221,8 @@ class Slot:
             case _:
                 return self.refused()
 
-    def _with(self, number: int, **changes: Any) -> "Slot":
-        attempts = (replace(a, **changes) if a.number == number else a for a in self.attempts)
-        return replace(self, attempts=tuple(attempts))
+    def _attempts_with(self, number: int, **changes: Any) -> tuple[Attempt, ...]:
+        return tuple(replace(one, **changes) if one.number == number else one for one in self.attempts)
 
 
 @dataclass(frozen=True, slots=True)
