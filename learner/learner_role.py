@@ -47,7 +47,8 @@ from learner.training.order_taker import OrderTaker
 from learner.training.training_loop import TrainingLoop
 from learner.training.training_state import TrainingState
 from node.clients.heartbeats import Notices, PeerReports
-from node.clients.membership_client import Member, MembershipClient, Uplink
+from node.clients.join_call import Member
+from node.clients.membership_client import MembershipClient, Uplink
 from node.clients.rollout_drain import RolloutDrain
 from node.enrolment.move_notice import MovedCoordinator
 from node.errors import StartupError
@@ -241,7 +242,7 @@ class JoinedCoordinator:
     def __init__(self, membership: MembershipClient, member: Member, control: Channel, clock: Clock) -> None:
         self.membership = membership
         self.run_id, self.tokenizer_digest = member.run_id, member.tokenizer_digest
-        self.settings, self.next_answer = membership.settings, membership.next_answer
+        self.settings, self.next_answer = membership.settings, membership.heartbeats.next_answer
         self._control = control
         self._clock = clock
 
@@ -254,7 +255,7 @@ class JoinedCoordinator:
     @property
     def evaluations(self) -> EvaluationNotice:
         """Evaluations, as the last answer told them."""
-        return self.membership.evaluations
+        return self.membership.heartbeats.evaluations
 
     @property
     def task_digest(self) -> bytes | None:
@@ -263,7 +264,7 @@ class JoinedCoordinator:
 
     def now(self) -> float:
         """Return Unix seconds on the coordinator's clock."""
-        return self._clock.now() + self.membership.clock_offset_s
+        return self._clock.now() + self.membership.heartbeats.clock_offset_s
 
 
 def _join(
@@ -341,7 +342,7 @@ def _publisher(
     stored = StoredVersions(restored.store, words.layout, restored.base.words)
 
     def wanted() -> Wanted:
-        told = membership.evaluations
+        told = membership.heartbeats.evaluations
         worth = (state.best_version, told.best, told.under_way)
         return Wanted([version for version in worth if version is not None], is_all=told.is_told)
 
@@ -352,7 +353,7 @@ def _publisher(
         restored.signer,
         keyframe_every_versions=config.keyframe_every_versions,
         public_delta_every_versions=config.public_delta_every_versions,
-        longest_lag_versions=lambda: membership.longest_lag_versions,
+        longest_lag_versions=lambda: membership.heartbeats.longest_lag_versions,
     )
     return Publisher(
         state.master_access,
