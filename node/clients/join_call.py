@@ -57,14 +57,14 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class OwnTask:
-    """What the run's task is at this peer; by default not known yet."""
+    """The run's task as this peer has it; by default not known yet."""
 
     prompts: int = 0
     """How many it has; 0: that is for samplers to say."""
     task_digest: bytes = b""
-    """Of the options that are graded by."""
+    """Digest of the options by which is graded."""
     grader_digest: bytes = b""
-    """Of the code that grades."""
+    """Digest of the code that grades."""
 
 
 class JoinCall:

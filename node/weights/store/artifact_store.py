@@ -286,12 +286,10 @@ class ArtifactStore:
             with self._lock:
                 is_current = self._directories.is_current(artifact)
                 if is_current and artifact.is_whole and not self._directories.is_complete(artifact):
-                    is_new = not (
-                        artifact.is_quarantined or artifact.manifest.key in self._catalogue.arriving
-                    )
+                    is_seen = artifact.is_quarantined or artifact.manifest.key in self._catalogue.arriving
                     self._directories.complete(artifact)
                     withholds = self._withholds  # another thread may end the withholding
-                    if is_new and withholds is not None and withholds(artifact.manifest.artifact):
+                    if not is_seen and withholds is not None and withholds(artifact.manifest.artifact):
                         self._catalogue.withheld.add(artifact.manifest.key)
                     if not self._catalogue.update():  # as where it was withheld, or announced as it arrived
                         self._catalogue.changes.notify()

@@ -1,4 +1,4 @@
-"""What a store announces of its artifacts, and what it removes.
+"""The announcement of a store: which of its artifacts it shows, and which it removes.
 
     complete, arriving  --except what is withheld and what only pins keep--> announced
     complete            --beyond retention, neither pinned nor read-------> removed
