@@ -9,7 +9,8 @@ from learner.operator_orders import recent_changes
 from learner.restored_learner import RestoredLearner
 from learner.training.evidence import Evidence
 from node.clients.heartbeats import Notices, PeerReports
-from node.clients.membership_client import Member, MembershipClient, Uplink
+from node.clients.join_call import Member
+from node.clients.membership_client import MembershipClient, Uplink
 from node.enrolment.move_notice import MovedCoordinator
 from node.process.role_context import RoleContext
 from node.rpc.channel import Backoff
@@ -28,7 +29,7 @@ class JoinedCoordinator:
     def __init__(self, membership: MembershipClient, member: Member, control: Channel, clock: Clock) -> None:
         self.membership = membership
         self.run_id, self.tokenizer_digest = member.run_id, member.tokenizer_digest
-        self.settings, self.next_answer = membership.settings, membership.next_answer
+        self.settings, self.next_answer = membership.settings, membership.heartbeats.next_answer
         self._control = control
         self._clock = clock
 
@@ -41,7 +42,7 @@ class JoinedCoordinator:
     @property
     def evaluations(self) -> EvaluationNotice:
         """Evaluations, as the last answer told them."""
-        return self.membership.evaluations
+        return self.membership.heartbeats.evaluations
 
     @property
     def task_digest(self) -> bytes | None:
@@ -50,7 +51,7 @@ class JoinedCoordinator:
 
     def now(self) -> float:
         """Return Unix seconds on the coordinator's clock."""
-        return self._clock.now() + self.membership.clock_offset_s
+        return self._clock.now() + self.membership.heartbeats.clock_offset_s
 
 
 def join(

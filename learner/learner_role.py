@@ -162,7 +162,7 @@ def _publisher(
     stored = StoredVersions(restored.store, words.layout, restored.base.words)
 
     def wanted() -> Wanted:
-        told = membership.evaluations
+        told = membership.heartbeats.evaluations
         worth = (state.best_version, told.best, told.under_way)
         return Wanted([version for version in worth if version is not None], is_all=told.is_told)
 
@@ -173,7 +173,7 @@ def _publisher(
         restored.signer,
         keyframe_every_versions=config.keyframe_every_versions,
         public_delta_every_versions=config.public_delta_every_versions,
-        longest_lag_versions=lambda: membership.longest_lag_versions,
+        longest_lag_versions=lambda: membership.heartbeats.longest_lag_versions,
     )
     return Publisher(
         state.master_access,

@@ -20,7 +20,8 @@ from typing import Final
 import grpc.aio
 
 from node.clients.heartbeats import Notices, PeerReports
-from node.clients.membership_client import Member, MembershipClient, Uplink
+from node.clients.join_call import Member
+from node.clients.membership_client import MembershipClient, Uplink
 from node.clients.rollout_client import SamplerRolloutClient
 from node.enrolment.move_notice import MovedCoordinator
 from node.errors import StartupError
@@ -124,7 +125,7 @@ async def build(context: RoleContext) -> list[Service]:
         unbegun_groups=lambda: work_queue.count(*UNBEGUN),
         outbox_groups=lambda: work_queue.count(JobState.SUBMITTING),
         running_leases=lambda: len(work_queue),
-        policy_age_seconds=lambda: held.age_s(context.clock.now() + membership.clock_offset_s),
+        policy_age_seconds=lambda: held.age_s(context.clock.now() + membership.heartbeats.clock_offset_s),
         starving_seconds=policy_sync.starving_s,
     )
     syncing = StopsAfter(policy_sync)

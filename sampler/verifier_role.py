@@ -5,7 +5,8 @@ import os
 import random
 
 from node.clients.heartbeats import Notices, PeerReports
-from node.clients.membership_client import Member, MembershipClient, Uplink
+from node.clients.join_call import Member
+from node.clients.membership_client import MembershipClient, Uplink
 from node.clients.reward_checks import RewardCheckClient
 from node.enrolment.move_notice import MovedCoordinator
 from node.errors import StartupError

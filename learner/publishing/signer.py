@@ -13,7 +13,7 @@ from node.errors import StartupError
 from node.identity.files import write_public
 from node.identity.run_description import RunDescription
 from node.identity.signatures import SigningKey
-from node.weights.store.artifact_store import HEAD_FILE
+from node.weights.store.catalogue import HEAD_FILE
 from node.weights.store.high_water import HighWater
 
 EPOCH_FILE = "epoch"

@@ -7,59 +7,26 @@ joining --settings--> heartbeats --connection lost, not_joined, coordinator rest
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
-import math
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 import grpc.aio
 
-from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc
 from node.clients.heartbeats import Heartbeats, Notices, PeerReports
+from node.clients.join_call import JoinCall, Member, OwnTask
 from node.errors import Reason, Recovery, RefusedError
 from node.identity.identity_store import Identity
 from node.identity.own_identity import OwnIdentity
-from node.rpc.channel import Backoff, ConnectionLost, call
+from node.rpc.channel import Backoff, ConnectionLost
 from node.rpc.clock_comparison import compare_clocks
 from node.rpc.hub import Hub
-from node.system.clock import Clock, moment
+from node.system.clock import Clock
 from node.system.waits import run_until
-from node.values.evaluation import EvaluationNotice
-from node.values.policy import PolicyVersion
-from node.values.protocol import OURS, UNNUMBERED, check_common
-from node.values.run import Role, RunSettings
-from node.wire.mapping import from_wire, optional_to_wire, to_wire
-from node.wire.members import spoken_from_wire
+from node.values.run import RunSettings
 
 logger = logging.getLogger(__name__)
-
-JOIN_TIMEOUT_S: Final = 15.0
-
-RENEWAL_RETRY_S: Final = 3600.0
-"""Longest pause after a renewal that brought no certificate: the authority's key may be kept elsewhere."""
-
-RENEWAL_RETRY_PART: Final = 0.1
-"""The same as a part of the time that is left to the certificate, for short ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """The member that joins; fields as in membership.proto."""
-
-    run_id: str
-    role: Role
-    layout_digest: bytes = b""
-    tokenizer_digest: bytes = b""
-    chat_template_digest: bytes = b""
-    learner_epoch: int = 0
-    vocabulary_size: int = 0
-    layout_summary: str = ""
-    context_tokens: int = 0
-    text_digest: bytes = b""
-    text_summary: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,23 +58,25 @@ class MembershipClient:
         notices: Notices,
     ) -> None:
         """Prepare; nothing is dialled before ``run``."""
-        self._stub = membership_pb2_grpc.MembershipServiceStub(channel)
-        self._member = member
-        self._held = reports.held
-        self._base = reports.base
         self._task_changed = notices.task_changed
-        self._moved = notices.moved
         self._clock, self._backoff, self._waiting = uplink.clock, uplink.backoff, uplink.waiting
         self._identity, self._hub = uplink.identity, uplink.hub
-        self._instance = secrets.token_hex(8)
-        self._heartbeats = Heartbeats(channel, reports, notices, instance=self._instance, clock=uplink.clock)
+        instance = secrets.token_hex(8)
+        self.heartbeats = Heartbeats(channel, reports, notices, instance=instance, clock=uplink.clock)
+        """Their answers say how the run goes on."""
+        self._join_call = JoinCall(
+            channel,
+            member,
+            reports=reports,
+            moved=notices.moved,
+            instance=instance,
+            clock=uplink.clock,
+            identity=uplink.identity,
+            hub=uplink.hub,
+        )
         self._settings: RunSettings | None = None
         self._joined = asyncio.Event()
         self._joins = 0
-        self._next_renewal_s = -math.inf
-        self._prompts = 0
-        self._task_digest = b""
-        self._grader_digest = b""
 
     async def settings(self) -> RunSettings:
         """Wait until the peer has joined; return the run's settings."""
@@ -121,44 +90,21 @@ class MembershipClient:
         return None if self._settings is None else self._settings.group_bytes
 
     @property
-    def clock_offset_s(self) -> float:
-        """Coordinator's clock minus this peer's; add it to a local timestamp."""
-        return self._heartbeats.clock_offset_s
-
-    @property
-    def longest_lag_versions(self) -> int:
-        """How far the farthest sampler is behind, as a learner is told; others: 0."""
-        return self._heartbeats.longest_lag_versions
-
-    @property
-    def evaluations(self) -> EvaluationNotice:
-        """Latest notice to a learner."""
-        return self._heartbeats.evaluations
-
-    async def next_answer(self) -> None:
-        """Wait for the next answer to a heartbeat."""
-        await self._heartbeats.next_answer()
-
-    @property
     def task_digest(self) -> bytes | None:
         """Digest of the options by which groups are graded now; None before the peer has joined."""
         return None if self._settings is None else self._settings.task_digest
 
-    async def tell_task(self, prompts: int, *, task_digest: bytes, grader_digest: bytes) -> None:
-        """Report what the task of this digest is here, now and at every later join.
-
-        Args:
-            prompts: How many it has; 0: that is for samplers to say.
-            grader_digest: Of the code that grades.
+    async def tell_task(self, task: OwnTask) -> None:
+        """Report what the run's task is here, now and at every later join.
 
         Raises RefusedError: For a reason after which a peer stops: the run's task has another number, or its
         base model, which is known by now, other words.
         """
-        self._prompts, self._task_digest, self._grader_digest = prompts, task_digest, grader_digest
+        self._join_call.task = task
         backoff = self._backoff.another()
         while True:
             try:
-                _warn_of_other_grader(await self._call_join(), grader_digest)
+                _warn_of_other_grader(await self._join_call.settings(), task.grader_digest)
                 return
             except (RefusedError, ConnectionLost) as error:
                 if _is_final(error):
@@ -181,7 +127,7 @@ class MembershipClient:
             try:
                 await run_until(stopping, self._join(ready))
                 if self._settings is not None and not stopping.is_set():
-                    await self._heartbeats.send(
+                    await self.heartbeats.send(
                         interval_s=self._settings.heartbeat_interval_s,
                         stopping=stopping,
                         answered=self._note_answer,
@@ -197,32 +143,10 @@ class MembershipClient:
 
     async def _note_answer(self) -> None:
         self._backoff.reset()
-        await self._renew_if_due()
-
-    async def _renew_if_due(self) -> None:
-        """Join once more where this peer's certificate is late in its time; the answer has the next one."""
-        identity, now = self._identity, self._clock.now()
-        if not isinstance(identity, OwnIdentity) or not identity.is_due(now):
-            return
-        if self._clock.monotonic() < self._next_renewal_s:
-            return
-        left_s = max(0.0, identity.current.not_after_s - now)
-        self._next_renewal_s = self._clock.monotonic() + min(RENEWAL_RETRY_S, RENEWAL_RETRY_PART * left_s)
         try:
-            await self._call_join()
+            await self._join_call.renew_if_due()
         except (RefusedError, ConnectionLost) as error:
             _log(error)
-
-    def _take_certificate(self, certificate_pem: bytes) -> None:
-        identity = self._identity
-        if not certificate_pem or not isinstance(identity, OwnIdentity):
-            return
-        try:
-            identity.renew(certificate_pem)
-        except (RefusedError, OSError) as error:
-            logger.error("certificate not renewed", extra={"detail": str(error)})
-            return
-        logger.info("certificate renewed", extra={"until": moment(identity.current.not_after_s)})
 
     def _look_elsewhere(self, error: RefusedError | ConnectionLost) -> None:
         if self._hub is not None:
@@ -246,7 +170,7 @@ class MembershipClient:
         return self._waiting(finding.waits_for.value)
 
     async def _join(self, ready: Callable[[], None]) -> None:
-        settings = await self._call_join()
+        settings = await self._join_call.settings()
         before, self._settings = self._settings, settings
         if before is not None and _task(before) != _task(settings):
             logger.warning("the run's task was changed", extra={"task": settings.task})
@@ -256,48 +180,6 @@ class MembershipClient:
             self._joined.set()
             ready()
         logger.info("joined", extra={"task": self._settings.task, "joins": self._joins})
-
-    async def _call_join(self) -> RunSettings:
-        """Join; once more with every refusal of a version that this peer has left while the call ran."""
-        while True:
-            held = self._held()
-            try:
-                return await self._call_join_with(held)
-            except RefusedError as refused:
-                # Steps are told on another stream, which may overtake this call.
-                if refused.reason is not Reason.ROLLBACK or self._held() == held:
-                    raise
-                logger.info("joining again with a newer version", extra={"detail": str(refused)})
-
-    async def _call_join_with(self, held: PolicyVersion | None) -> RunSettings:
-        base = self._base()
-        request = to_wire(
-            membership_pb2.JoinRequest,
-            self._member,
-            **dataclasses.asdict(OURS),
-            held=optional_to_wire(common_pb2.PolicyVersion, held),
-            instance=self._instance,
-            prompts=self._prompts,
-            base_root=base.root,
-            base_parts=base.parts,
-            base_part_names=base.part_names,
-            task_digest=self._task_digest,
-            grader_digest=self._grader_digest,
-        )
-        response = await call(self._stub.Join, request, timeout_s=JOIN_TIMEOUT_S)
-        self._take_certificate(response.certificate)
-        if response.moved:
-            await asyncio.to_thread(self._moved, response.moved)
-        spoken = spoken_from_wire(response)
-        if spoken.protocol == UNNUMBERED:
-            where = "" if self._hub is None else f" at {self._hub.address}"
-            raise RefusedError(
-                Reason.PROTOCOL_MISMATCH,
-                f"a relay of release 0.3, which carries samplers, or a coordinator of 0.2 answers{where}",
-                fix="upgrade it: relays pass samplers' connections on since 0.4",
-            )
-        check_common(OURS, spoken, peer_name=f"this {self._member.role}")
-        return from_wire(RunSettings, response)
 
 
 def _task(settings: RunSettings) -> tuple[bytes, int]:

@@ -9,7 +9,6 @@ from typing import Final, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from node.config.removed_keys import REMOVED
 from node.config.setting_sources import Setting, environment_name
 from node.errors import ConfigError
 
@@ -20,6 +19,17 @@ _UNITS: Final = {
 
 _LISTS: Final = frozenset({"tuple_type", "list_type"})
 _NOT_A_NUMBER: Final = frozenset({"float_parsing", "float_type", "int_parsing", "int_type", "int_from_float"})
+
+REMOVED: Final = {
+    "coordinator.shown_samplers": (
+        "0.4",
+        "Leave it out, and let Prometheus read the pages of those samplers.",
+    ),
+    "relay.spool_bytes": ("0.4", "Leave it out: a relay keeps no groups, samplers do."),
+    "relay.spool_groups": ("0.4", "Leave it out: a relay keeps no groups, samplers do."),
+    "sampler.rollout_via": ("0.4", "Name the relay in sampler.relays."),
+}
+"""Key -> the release that removed it, what to do now."""
 
 
 def faults_of(

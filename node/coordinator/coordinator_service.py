@@ -17,7 +17,7 @@ from node.coordinator.published import Published
 from node.coordinator.reward_checking import RewardChecking
 from node.coordinator.run_status import LiveStatus
 from node.coordinator.work.accounts import Accounts
-from node.coordinator.work.decisions import upkeep
+from node.coordinator.work.decisions import leasing, upkeep
 from node.errors import RefusedError
 from node.process.memory import GIVE_BACK_EVERY_S, give_back
 from node.process.service import Service
@@ -117,7 +117,7 @@ class CoordinatorService:
             evaluated = self.accounts.evaluations.under_way
             self.store.await_readers_of(None if evaluated is None else evaluated.version)
             self._note_time()
-            await ledger.decide(upkeep.expiry)
+            await ledger.decide(leasing.expiry)
             await self.desk.carry_out_overdue()
         except RefusedError as refused:
             # Tried again at the next turn: nothing was changed.

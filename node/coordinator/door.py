@@ -23,7 +23,7 @@ from node.coordinator.fleet.peer_reports import HeartbeatAnswer, HeartbeatReport
 from node.coordinator.learner_stream import LearnerStreams
 from node.coordinator.peers import Peers
 from node.coordinator.run_ledger import RunLedger
-from node.coordinator.work.decisions import leasing, upkeep
+from node.coordinator.work.decisions import leasing
 from node.coordinator.work.decisions.decision import Decide
 from node.coordinator.work.decisions.leasing import EMPTY_PAUSE_S, LeaseRequest, ReturnedLeases
 from node.coordinator.work.decisions.verdicts import Submission, Submitted, submission
@@ -75,7 +75,7 @@ class Door:
         if peer.role is Role.SAMPLER and before not in ("", member.instance):
             # The process that took them is gone.
             accounts.slots.cut_short(peer.node_id, now=self.clock.now())
-            await self.ledger.decide(upkeep.expiry)
+            await self.ledger.decide(leasing.expiry)
         return member
 
     def heartbeat(

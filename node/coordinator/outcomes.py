@@ -10,10 +10,9 @@ from node.coordinator.run_ledger import RunLedger
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.decisions.findings import Checked
-from node.coordinator.work.decisions.leasing import Released
+from node.coordinator.work.decisions.leasing import Expired, Released
 from node.coordinator.work.decisions.step_history import Outcome
 from node.coordinator.work.decisions.trust import Quarantine
-from node.coordinator.work.decisions.upkeep import Expired
 from node.coordinator.work.decisions.verdicts import Judged, Submitted
 from node.coordinator.work.slots.slot import SlotKind, SlotState, is_held_out
 from node.system.clock import Clock, moment

@@ -55,16 +55,6 @@ def chart(curve: Curve) -> str:
     return f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">{"".join(parts)}</svg>\n'
 
 
-def running_mean(points: Points, *, of: int) -> Points:
-    """Return each point's mean with those before it, ``of`` points at most."""
-    values = [y for _, y in points]
-    return [
-        (x, math.fsum(window) / len(window))
-        for number, (x, _) in enumerate(points)
-        if (window := values[max(0, number + 1 - of) : number + 1])
-    ]
-
-
 @dataclass(frozen=True, slots=True)
 class _Frame:
     """Where the values of both axes lie in the picture."""

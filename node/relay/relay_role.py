@@ -7,7 +7,6 @@ It decides nothing, reads nothing that passes, and can forge no weight. The serv
 nobody: what was mirrored before is served while the coordinator is away.
 """
 
-import logging
 import random
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,8 @@ import grpc.aio
 
 from heterorl.v1 import policy_pb2_grpc
 from node.clients.heartbeats import Notices, PeerReports
-from node.clients.membership_client import Member, MembershipClient, Uplink
+from node.clients.join_call import Member
+from node.clients.membership_client import MembershipClient, Uplink
 from node.enrolment.move_notice import MovedCoordinator
 from node.errors import StartupError
 from node.identity.own_identity import OwnIdentity
@@ -37,8 +37,6 @@ from node.values.run import Role
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.sources import Sources, dial_source
-
-logger = logging.getLogger(__name__)
 
 BULK_CONNECTIONS: Final = 4
 """For weights, to each source. A relay passes a frame on when all of it has arrived. The more frames share a

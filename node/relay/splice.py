@@ -14,7 +14,6 @@ it belongs to a member. Strangers share the places that members leave free, and 
 
 import asyncio
 import contextlib
-import logging
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -33,8 +32,6 @@ from node.rpc.strangers.places import PlaceLimits, Places
 from node.rpc.strangers.private_socket import PrivateSocket
 from node.system import descriptors
 from node.values.run import Role
-
-logger = logging.getLogger(__name__)
 
 SERVICE: Final = "splice"
 """Under which refusals of connections are counted."""

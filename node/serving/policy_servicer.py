@@ -49,7 +49,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         self._bucket = bucket
         self._metrics = metrics
         self._batch_bytes = batch_bytes
-        metrics.watch_lingering(lambda: store.readers.lingering_artifacts)
+        metrics.watch_lingering(lambda: store.lingering_artifacts)
 
     async def WatchVersions(  # noqa: N802 - the name is the rpc's
         self, request: policy_pb2.WatchVersionsRequest, context: Context

@@ -6,7 +6,6 @@ Names follow ``heterorl_<node|coordinator|relay|learner|sampler>_<what>_<unit>[_
 
 import contextlib
 import itertools
-import logging
 import threading
 from collections.abc import Iterable, Iterator
 from importlib.metadata import version
@@ -23,10 +22,6 @@ from node.system.clock import Clock
 from node.telemetry.logging import dropped_lines
 from node.telemetry.metric_factory import MetricFactory
 from node.telemetry.own_faults import OwnFaults
-
-logger = logging.getLogger(__name__)
-
-PREFIX: Final = "heterorl_"
 
 
 def create_registry() -> CollectorRegistry:

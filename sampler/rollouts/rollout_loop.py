@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from node.clients.join_call import OwnTask
 from node.clients.membership_client import MembershipClient
 from node.errors import ConfigError, RefusedError, StartupError
 from node.rpc.channel import ConnectionLost
@@ -76,7 +77,7 @@ class RolloutLoop:
         try:
             await run_until(stopping, self._tell_task())
             async with asyncio.TaskGroup() as tasks:
-                self._pipeline.open(tasks, offset_s=lambda: self._membership.clock_offset_s)
+                self._pipeline.open(tasks, offset_s=lambda: self._membership.heartbeats.clock_offset_s)
                 generating = tasks.create_task(self._generate())
                 ready()
                 while not stopping.is_set() and not self._has_failed.is_set():
@@ -120,9 +121,7 @@ class RolloutLoop:
 
     async def _tell_task(self) -> None:
         task = self._pipeline.task
-        await self._membership.tell_task(
-            task.prompts, task_digest=task.digest, grader_digest=task.grader_digest
-        )
+        await self._membership.tell_task(OwnTask(task.prompts, task.digest, task.grader_digest))
 
     async def _load_again(self) -> None:
         """Load the task as it is now; wait and say so where it cannot be had here.

@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from node.clients.join_call import OwnTask
 from node.clients.membership_client import MembershipClient
 from node.clients.reward_checks import RewardCheckClient
 from node.errors import RefusedError, StartupError
@@ -107,7 +108,7 @@ class Verification:
             )
             with self._node_metrics.waiting("task whose rewards can be checked"):
                 await asyncio.Event().wait()
-        await self._membership.tell_task(0, task_digest=task.digest, grader_digest=said.code_digest)
+        await self._membership.tell_task(OwnTask(0, task.digest, said.code_digest))
         while True:
             try:
                 await self._client.answer(

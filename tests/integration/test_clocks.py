@@ -17,7 +17,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from node.clients.heartbeats import Notices, PeerReports
-from node.clients.membership_client import Member, MembershipClient, Uplink
+from node.clients.join_call import Member
+from node.clients.membership_client import MembershipClient, Uplink
 from node.commands.status import status_command
 from node.enrolment.authority import AUTHORITY_LIFETIME_S, LEAF_LIFETIME_S
 from node.enrolment.init_run import issue_identity

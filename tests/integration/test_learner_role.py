@@ -30,7 +30,8 @@ from learner.model.model import Policy, load_policy
 from learner.publishing.kept_versions import published_versions
 from learner.ranks import launching
 from node.clients.heartbeats import Notices, PeerReports
-from node.clients.membership_client import Member, MembershipClient, Uplink
+from node.clients.join_call import Member
+from node.clients.membership_client import MembershipClient, Uplink
 from node.clients.rollout_client import SamplerRolloutClient
 from node.commands.status.status_command import fetch_status
 from node.commands.status.status_view import render

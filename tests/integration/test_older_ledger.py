@@ -11,7 +11,8 @@ from prometheus_client import CollectorRegistry
 
 from heterorl.v1 import common_pb2, rollout_pb2
 from node.clients.heartbeats import Notices, PeerReports
-from node.clients.membership_client import Member, MembershipClient, Uplink
+from node.clients.join_call import Member
+from node.clients.membership_client import MembershipClient, Uplink
 from node.clients.rollout_drain import RolloutDrain
 from node.errors import Reason
 from node.rpc.channel import Backoff, Purpose, dial

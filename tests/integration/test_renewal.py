@@ -14,7 +14,8 @@ import pytest
 
 from heterorl.v1 import common_pb2, rollout_pb2
 from node.clients.heartbeats import Notices, PeerReports
-from node.clients.membership_client import RENEWAL_RETRY_S, Member, MembershipClient, Uplink
+from node.clients.join_call import RENEWAL_RETRY_S, Member
+from node.clients.membership_client import MembershipClient, Uplink
 from node.enrolment import authority
 from node.enrolment.move_notice import MovedCoordinator
 from node.identity.certificates import key_to_pem, new_key

@@ -17,7 +17,8 @@ import pytest
 from deploy.runs.run_directory import free_ports
 from heterorl.v1 import common_pb2
 from node.clients.heartbeats import Notices, PeerReports
-from node.clients.membership_client import Member, MembershipClient, Uplink
+from node.clients.join_call import Member
+from node.clients.membership_client import MembershipClient, Uplink
 from node.coordinator import candidate
 from node.coordinator.candidate import Candidate
 from node.coordinator.config import CoordinatorConfig
@@ -212,7 +213,7 @@ async def test_a_peer_that_knows_both_finds_who_leads_before_and_after_a_takeove
             one.stopping.set()
             await other.leads()
             await until(lambda: hub.address == other.address)
-            await client.next_answer()
+            await client.heartbeats.next_answer()
             stopping.set()
             await member
             await channel.close()

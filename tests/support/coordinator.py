@@ -156,5 +156,5 @@ class Desk:
 
     def expire(self, after_s: float) -> int:
         self.now += after_s
-        expired: upkeep.Expired = self.settle(upkeep.expiry(self.accounts, now=self.now))
+        expired: leasing.Expired = self.settle(leasing.expiry(self.accounts, now=self.now))
         return expired.leases

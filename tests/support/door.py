@@ -14,10 +14,9 @@ from node.coordinator.outcomes import Outcomes
 from node.coordinator.peers import Peers
 from node.coordinator.run_ledger import RunLedger
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.decisions import upkeep
-from node.coordinator.work.decisions.leasing import LeaseRequest
+from node.coordinator.work.decisions import leasing
+from node.coordinator.work.decisions.leasing import Expired, LeaseRequest
 from node.coordinator.work.decisions.step_history import Hello
-from node.coordinator.work.decisions.upkeep import Expired
 from node.coordinator.work.decisions.verdicts import Submission
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
@@ -105,7 +104,7 @@ class OpenDoor:
 
     async def expire(self) -> Expired:
         self.accounts.note_time(self.clock.now())
-        return await self.run_ledger.decide(upkeep.expiry)
+        return await self.run_ledger.decide(leasing.expiry)
 
     async def close(self) -> None:
         """Close the ledger, unless it is closed."""

@@ -4,9 +4,9 @@ import numpy as np
 
 from node.weights.codec import native
 from node.weights.codec.exponent_conditioned import reference
+from node.weights.codec.exponent_conditioned.bit_stream import BitWriter
 from node.weights.codec.exponent_conditioned.choice import Implementation
 from node.weights.codec.exponent_conditioned.payload_format import BrokenPayloadError, PayloadFault
-from node.weights.codec.exponent_conditioned.reference import BitWriter
 from node.weights.format.digests import Words
 
 

@@ -185,11 +185,6 @@ class Accounts:
         is_open = newest is not None and newest.lost_versions is None and self._accepts_loss
         return newest if is_open else None
 
-    @property
-    def lost_steps(self) -> int:
-        """Steps whose records were lost with older ledgers."""
-        return self._generations.lost_steps
-
     def confirm(self) -> None:
         """Note that the learner finds nothing missing in the ledger."""
         self.is_confirmed, self.gap = True, ""
@@ -285,7 +280,7 @@ class Accounts:
             untrained_bytes=self.spooled.untrained_bytes,
             trained_groups=counts[SlotState.TRAINED],
             version=0 if self.learner is None else self.learner.version,
-            batchless_steps=self.lost_steps + self._rollbacks,
+            batchless_steps=self._generations.lost_steps + self._rollbacks,
         )
 
     def next_undelivered(self) -> Slot | None:

@@ -1,15 +1,13 @@
-"""The artifacts a peer retains on disk, and which of them it announces.
+"""The artifacts a peer retains on disk.
 
     offer -> incoming/ --last frame verified, fsync, rename--> complete/ --retention--> gone
                  ^                                                |
                  `------------- a frame fails its digest ---------'
 
-Only what is in complete/ is announced. The head is the newest version that a peer with nothing
-but the public base model can get to; once announced it never goes back, across restarts too
-(``head.json``). A damaged artifact leaves the announcement until its frame was sent again.
-What is complete may be withheld from the announcement for a moment, until peers can have it from elsewhere.
-A relay also announces what is arriving, and whoever asks for a frame of it waits: a chain of relays
-then takes hardly longer than one.
+What is in complete/ is announced (``catalogue``). A damaged artifact leaves the announcement until its frame
+was sent again. What is complete may be withheld for a moment, until peers can have it from elsewhere. A relay
+also announces what is arriving, and a peer that asks for a frame of it waits: a chain of relays then takes
+hardly longer than one.
 
 Every method may block on the disk and may be called from any thread: not from an event loop,
 except ``announcement``, ``listening`` and ``lease``. One process owns the directory.
@@ -20,48 +18,21 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
-from functools import partial
 from pathlib import Path
-from typing import Final
 
 from node.errors import Reason, RefusedError, StartupError
+from node.system.listeners import Listener, Listeners
 from node.values.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.weights.format.manifest import Manifest, verify_signed
-from node.weights.planning.cheapest_chain import newest_reachable
 from node.weights.store.artifact_directories import ArtifactDirectories
 from node.weights.store.artifact_files import ArtifactFiles, Draft, disk_errors_refused
-from node.weights.store.high_water import HighWater
-from node.weights.store.offers import admit_offer, surplus
-from node.weights.store.pins import Pins
-from node.weights.store.readers import Readers
+from node.weights.store.catalogue import Catalogue
+from node.weights.store.offers import admit_offer
 
 logger = logging.getLogger(__name__)
 
-HEAD_FILE: Final = "head.json"
-PINS_FILE: Final = "pins.json"
-
-
-Listener = Callable[[], object]
-"""Called on the thread that makes a change: it must not block."""
-
-
 Withholds = Callable[[Artifact], bool]
 """Says whether an artifact that is complete now is withheld. Called on any thread: it must not block."""
-
-
-@contextmanager
-def among(listeners: list[Listener], listener: Listener) -> Iterator[None]:
-    """Keep ``listener`` among those that are called, for the time of the body."""
-    listeners.append(listener)
-    try:
-        yield
-    finally:
-        listeners.remove(listener)
-
-
-def _notify(listeners: list[Listener]) -> None:
-    for listener in tuple(listeners):
-        listener()
 
 
 class ArtifactStore:
@@ -82,24 +53,16 @@ class ArtifactStore:
 
         Raises StartupError: the directory cannot be used.
         """
-        self._root = root
         self._public_key = public_key
         self._run_id = run_id
-        self._retained_keyframes = retained_keyframes
-        self._arriving: set[ArtifactKey] = set()
-        self._withheld: set[ArtifactKey] = set()
         self._withholds: Withholds | None = None
-        self._awaited: int | None = None
         self._lock = threading.Lock()
-        self.readers = Readers(monotonic=monotonic)
-        self._listeners: list[Listener] = []
-        self._frame_listeners: list[Listener] = []
-        self._announcement: Announcement | None = None
+        self._frames = Listeners()
         try:
             self._directories = ArtifactDirectories(root, public_key=public_key, run_id=run_id)
-            self._mark = self._loaded_mark()
-            self._pins = Pins(root / PINS_FILE)
-            self._announce()
+            self._catalogue = Catalogue(
+                root, self._directories, retained_keyframes=retained_keyframes, monotonic=monotonic
+            )
         except OSError as error:
             raise StartupError(
                 f"{root} cannot be used: {error}", fix="Give the node a state directory it can write."
@@ -107,15 +70,21 @@ class ArtifactStore:
 
     def announcement(self) -> Announcement | None:
         """Return the head and every artifact that can be fetched; None before the first version."""
-        return self._announcement
+        return self._catalogue.announcement
 
     def head(self) -> PolicyVersion | None:
         """Return the newest version announced; None before the first."""
-        return None if self._announcement is None else self._announcement.head
+        announcement = self._catalogue.announcement
+        return None if announcement is None else announcement.head
+
+    @property
+    def lingering_artifacts(self) -> int:
+        """How many surplus artifacts stay for readers that are expected back."""
+        return self._catalogue.readers.lingering_artifacts
 
     def listening(self, listener: Listener) -> AbstractContextManager[None]:
         """Call ``listener`` at each change of the announcement or of what is whole."""
-        return among(self._listeners, listener)
+        return self._catalogue.changes.listening(listener)
 
     def whole(self) -> tuple[Manifest, ...]:
         """Return every complete artifact, announced or not, oldest version first."""
@@ -136,7 +105,7 @@ class ArtifactStore:
             yield
         finally:
             self._withholds = None
-            for key in tuple(self._withheld):
+            for key in tuple(self._catalogue.withheld):
                 try:
                     self.release(key)
                 except RefusedError as refused:
@@ -145,8 +114,8 @@ class ArtifactStore:
     def release(self, key: ArtifactKey) -> None:
         """Announce an artifact that was withheld. Raises RefusedError: DISK; the next announcement has it."""
         with self._lock, disk_errors_refused(key):
-            self._withheld.discard(key)
-            self._announce()
+            self._catalogue.withheld.discard(key)
+            self._catalogue.update()
 
     def pin(self, versions: Collection[int]) -> None:
         """Keep a way to each of these versions, unannounced beyond retention, and to no others pinned before.
@@ -154,21 +123,21 @@ class ArtifactStore:
         Raises OSError: the disk is full or failing; those pinned before stay.
         """
         with self._lock:
-            self._pins.set(versions)
-            self._announce()
+            self._catalogue.pins.set(versions)
+            self._catalogue.update()
 
     @property
     def pinned(self) -> frozenset[int]:
         """The versions that were pinned last, by this process or an earlier one."""
-        return self._pins.versions
+        return self._catalogue.pins.versions
 
     def await_readers_of(self, version: int | None) -> None:
         """Keep a way to a version that slow peers are still to come to; None: to the head alone."""
-        self._awaited = version
+        self._catalogue.awaited = version
 
     def listening_to_frames(self, listener: Listener) -> AbstractContextManager[None]:
         """Call ``listener`` whenever a frame arrives."""
-        return among(self._frame_listeners, listener)
+        return self._frames.listening(listener)
 
     def set_arriving(self, key: ArtifactKey, is_arriving: bool) -> None:
         """Announce an offered artifact while its frames arrive, or only once it is complete.
@@ -178,11 +147,11 @@ class ArtifactStore:
         with self._lock, disk_errors_refused(key):
             if is_arriving:
                 self._directories.find(key)
-                self._arriving.add(key)
+                self._catalogue.arriving.add(key)
             else:
-                self._arriving.discard(key)
-            self._announce()
-        _notify(self._frame_listeners)
+                self._catalogue.arriving.discard(key)
+            self._catalogue.update()
+        self._frames.notify()
 
     def has(self, key: ArtifactKey, frame: int) -> bool:
         """Return whether a frame is here. Raises RefusedError: UNKNOWN_VERSION."""
@@ -190,7 +159,7 @@ class ArtifactStore:
 
     def is_awaited(self, key: ArtifactKey, frame: int) -> bool:
         """Return whether a frame is on its way here. Raises RefusedError: UNKNOWN_VERSION."""
-        return key in self._arriving and not self._directories.find(key).has(frame)
+        return key in self._catalogue.arriving and not self._directories.find(key).has(frame)
 
     def draft(self) -> AbstractContextManager[Draft]:
         """Return a draft for the payloads of an artifact that this process makes; ``put_version`` takes it.
@@ -210,7 +179,7 @@ class ArtifactStore:
         with self._lock, disk_errors_refused(manifest.key):
             artifact = self._directories.find(manifest.key)
             artifact.adopt(draft)
-        _notify(self._frame_listeners)
+        self._frames.notify()
         self._finish(artifact)
 
     def offer_signed(self, signed: bytes) -> tuple[Manifest, tuple[int, ...]]:
@@ -231,9 +200,8 @@ class ArtifactStore:
             known = self._directories.get(manifest.key)
             if known is None or known.manifest != manifest:
                 retained = [artifact.manifest for artifact in self._directories]
-                forked = admit_offer(manifest, retained=retained, mark=self._mark)
-                if manifest.learner_epoch > self._mark.learner_epoch:
-                    self._save(self._mark.model_copy(update={"learner_epoch": manifest.learner_epoch}))
+                forked = admit_offer(manifest, retained=retained, mark=self._catalogue.mark)
+                self._catalogue.raise_epoch(manifest.learner_epoch)
                 for key in forked:
                     self._directories.remove(key)
                 # The same words coded again: whichever is whole will do.
@@ -254,7 +222,7 @@ class ArtifactStore:
             if not artifact.has(frame):
                 artifact.manifest.check_payload(frame, payload)
                 artifact.write(frame, payload)
-        _notify(self._frame_listeners)
+        self._frames.notify()
         if artifact.is_whole:
             self._finish(artifact)
 
@@ -281,7 +249,7 @@ class ArtifactStore:
         with self._lock:
             artifact = self._directories.find(key)
             is_here = artifact.has(frame)
-            if not is_here and not (key in self._arriving or artifact.is_quarantined):
+            if not is_here and not (key in self._catalogue.arriving or artifact.is_quarantined):
                 # Waiting for it could take for ever: a relay may have left it for something newer.
                 raise RefusedError(
                     Reason.UNKNOWN_VERSION,
@@ -309,7 +277,7 @@ class ArtifactStore:
             lingers: its reader is expected back for more: it stays ``LINGER_S`` longer.
         Raises RefusedError: UNKNOWN_VERSION.
         """
-        return self.readers.reading(key, find=lambda: self._directories.find(key), lingers=lingers)
+        return self._catalogue.readers.reading(key, find=lambda: self._directories.find(key), lingers=lingers)
 
     def _finish(self, artifact: ArtifactFiles) -> None:
         """Announce a whole artifact once it is on disk. The lock is not held during the sync."""
@@ -318,13 +286,13 @@ class ArtifactStore:
             with self._lock:
                 is_current = self._directories.is_current(artifact)
                 if is_current and artifact.is_whole and not self._directories.is_complete(artifact):
-                    is_new = not artifact.is_quarantined and artifact.manifest.key not in self._arriving
+                    is_seen = artifact.is_quarantined or artifact.manifest.key in self._catalogue.arriving
                     self._directories.complete(artifact)
                     withholds = self._withholds  # another thread may end the withholding
-                    if is_new and withholds is not None and withholds(artifact.manifest.artifact):
-                        self._withheld.add(artifact.manifest.key)
-                    if not self._announce():  # as where it was withheld, or announced while it arrived
-                        _notify(self._listeners)
+                    if not is_seen and withholds is not None and withholds(artifact.manifest.artifact):
+                        self._catalogue.withheld.add(artifact.manifest.key)
+                    if not self._catalogue.update():  # as where it was withheld, or announced as it arrived
+                        self._catalogue.changes.notify()
 
     def _quarantine(self, artifact: ArtifactFiles, frame: int) -> None:
         with self._lock:
@@ -336,63 +304,4 @@ class ArtifactStore:
                     extra={"version": key.version, "base_version": key.base_version, "frame": frame},
                 )
                 self._directories.quarantine(artifact)
-                self._announce()
-
-    def _announce(self) -> bool:
-        """Remove what is surplus, advance the head, and notify the listeners if anything changed.
-
-        Returns whether it did.
-        """
-        complete = self._directories.complete_artifacts()
-        manifests = {artifact.manifest.key: artifact.manifest for artifact in self._directories}
-        self._withheld &= complete.keys()
-        shown = (complete.keys() | self._arriving) - self._withheld
-        visible = {k: m.artifact for k, m in manifests.items() if k in shown}
-        newest = newest_reachable(visible.values())
-        head = self._mark.head
-        if newest is not None and (head is None or newest > head.number):
-            makers = (manifest for manifest in manifests.values() if manifest.version == newest)
-            self._save(self._mark.after(max(makers, key=lambda manifest: manifest.learner_epoch)))
-            head = self._mark.head
-        if head is None:
-            return False
-        goes = surplus(
-            # One that is withheld leads nobody anywhere yet: what it replaces stays until then.
-            (artifact for key, artifact in complete.items() if key not in self._withheld),
-            wanted=(head.number, self._awaited),
-            retained_keyframes=self._retained_keyframes,
-        )
-        pinned = self._pins.kept(goes, complete.values())
-        for key in pinned:
-            visible.pop(key, None)
-        for key in self.readers.removable(goes - pinned):
-            artifact = self.readers.remove_unless_read(key, partial(self._directories.pop, key))
-            if artifact is not None:
-                visible.pop(key, None)
-                self._directories.discard(artifact)
-        announcement = Announcement(
-            head=head.policy_version,
-            learner_epoch=head.learner_epoch,
-            published_at_s=head.published_at_s,
-            artifacts=tuple(visible[key] for key in sorted(visible)),
-        )
-        if announcement == self._announcement:
-            return False
-        self._announcement = announcement
-        _notify(self._listeners)
-        return True
-
-    def _save(self, mark: HighWater) -> None:
-        mark.save(self._root / HEAD_FILE)
-        self._mark = mark
-
-    def _loaded_mark(self) -> HighWater:
-        try:
-            return HighWater.load(self._root / HEAD_FILE)
-        except ValueError as error:
-            logger.warning(
-                "the mark of the store is damaged; taken from what is retained",
-                extra={"error": str(error)},
-            )
-            epochs = (artifact.manifest.learner_epoch for artifact in self._directories)
-            return HighWater(learner_epoch=max(epochs, default=0))
+                self._catalogue.update()

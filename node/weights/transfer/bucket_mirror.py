@@ -23,12 +23,13 @@ from typing import Final
 
 from node.errors import Reason, RefusedError
 from node.rpc.channel import Backoff
+from node.system.listeners import Listener, Listeners
 from node.system.waits import run_until, side_by_side, wait_at_most
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.values import limits
 from node.values.policy import Announcement, Artifact, ArtifactKey
 from node.weights.format.manifest import Manifest
-from node.weights.store.artifact_store import ArtifactStore, Listener, among
+from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.bucket import Bucket, BucketError, object_name
 from node.weights.transfer.payload_order import fetch_order
 
@@ -101,7 +102,7 @@ class BucketMirror:
         self._in_bucket: dict[ArtifactKey, str] = {}
         """Artifact of the store that can be read from the bucket -> name."""
         self._addresses: dict[str, _Address] = {}
-        self._listeners: list[Listener] = []
+        self._changes = Listeners()
         self._wakes: list[asyncio.Event] = []
         metrics.watch_bucket(
             missing_artifacts=lambda: len(self._wanted) - len(self._in_bucket),
@@ -115,7 +116,7 @@ class BucketMirror:
 
     def listening(self, listener: Listener) -> AbstractContextManager[None]:
         """Call ``listener`` at each change of what is in the bucket."""
-        return among(self._listeners, listener)
+        return self._changes.listening(listener)
 
     async def locate(self, key: ArtifactKey) -> tuple[str, float]:
         """Return an address of an artifact's object, and the seconds for which it holds.
@@ -275,8 +276,7 @@ class BucketMirror:
         if in_bucket != self._in_bucket:
             self._in_bucket, names = in_bucket, set(in_bucket.values())
             self._addresses = {name: a for name, a in self._addresses.items() if name in names}
-            for listener in tuple(self._listeners):
-                listener()
+            self._changes.notify()
         await self._release(in_bucket)
 
     def _stored(self) -> dict[str, Artifact]:

@@ -11,7 +11,8 @@ from node.questions.data_row import RowError, column_of
 from node.questions.marked_text import marked_answers
 from node.questions.right_answer import plain_text
 from sampler.graders.math_verify.formula_check import Pair, are_worth_the_same, warm
-from sampler.graders.math_verify.formula_text import answers_in, bare, is_equal, is_quantity
+from sampler.graders.math_verify.formula_equality import is_equal, is_quantity
+from sampler.graders.math_verify.formula_text import answers_in, bare
 
 CUT_OFF: Final = "formulas_cut_off"
 """Metric of a group in which comparing took too long: 1 for each completion that was cut off, else 0."""

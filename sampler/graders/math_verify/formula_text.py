@@ -1,18 +1,16 @@
-r"""Which part of a text is its formula, and when two texts are equal or differ whatever a formula is worth.
+r"""Texts that may be the answer of a completion, and which part of a text is its formula.
 
 Right answers and completions are treated alike: each is freed of what stands around it (``$``, ``\boxed``,
-``\text``, bold, a full stop) before they are compared. What remains undecided, None, is for a package that
-knows mathematics.
+``\text``, bold, a full stop).
 """
 
 import re
 from collections.abc import Iterator
-from decimal import Decimal
 from typing import Final
 
 from node.questions.marked_text import boxes, marked_answers
-from node.questions.number_text import normal_characters, quantities
-from node.questions.quantity import Quantity, are_equal
+from node.questions.normal_text import normal_characters
+from node.questions.number_text import quantities
 from node.questions.units import unit_of
 
 _FUNCTIONS: Final = frozenset(
@@ -34,8 +32,6 @@ _SEGMENT: Final = re.compile(
 )
 """Mathematics in a text. As in Markdown, a dollar after a space or before a digit closes none."""
 
-LONGEST: Final = 2000
-"""Characters of a text that is compared as a formula; a longer one is right only word for word."""
 
 _BETWEEN: Final = re.compile(r"[\s,;.$]*(?:\b(?:and|or)\b)?[\s,;$]*")
 """Text between the formulas of a list."""
@@ -82,19 +78,6 @@ _LETTER: Final = re.compile(r"(?<![\w'\\$^_{-])[A-J](?![\w'}^_])")
 _WORDS: Final = re.compile(r"[^\W\d_][^\d\\^=+*/<>$%|{}\[\]_]*")
 _WORD: Final = re.compile(r"[(\"']*(?P<word>[^\W\d_][^\W\d_'\u2019-]+)[.,;:!?)\"']*")
 _OPERATOR: Final = re.compile(r"[\d\\^=+*/<>|]")
-
-_NO_FORMULA: Final = [
-    re.compile(pattern)
-    for pattern in (
-        r"\d{1,2}:\d{2}(:\d{2})?( ?[AaPp]\.?[Mm]\.?)?",
-        r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}",
-        r"\d+([.,]\d+)? ?(-|\u2013|--|to) ?\d+([.,]\d+)?%?",
-        r"\d+(\.\d+){2,}",
-        r"[0-9A-F]+ ?_ ?\{?\d+\}?",
-    )
-]
-"""Times, dates, ranges, version numbers, numbers with a base. As formulas, 2024-05-01 and 2023-04-01 would be
-worth the same."""
 
 
 def bare(text: str) -> str:
@@ -144,26 +127,6 @@ def answers_in(part: str, *, right: str) -> Iterator[str]:
         yield formula
 
 
-def is_equal(right: str, given: str) -> bool | None:
-    """Compare two texts that ``bare`` has returned; None: what they are worth as formulas decides."""
-    if not right or not given:
-        return False
-    if _key(right) == _key(given):
-        return True
-    if choice_of(right):
-        return choice_of(right) == (choice_of(given) or given.upper())
-    if is_words(right) or is_words(given):
-        return _spoken(right) == _spoken(given)
-    if (equal := _are_equal_numbers(right, given)) is not None:
-        return equal
-    for shape in _NO_FORMULA:
-        if shape.fullmatch(right) or shape.fullmatch(given):
-            return _without_zeros(right) == _without_zeros(given)
-    brackets = _brackets(right), _brackets(given)
-    is_other_kind = None not in brackets and brackets[0] != brackets[1]
-    return False if is_other_kind or max(len(right), len(given)) > LONGEST else None
-
-
 def formula_in(text: str) -> str | None:
     """Return the last formula of ``text``, several of a list joined by commas; None: it has none."""
     if segments := list(_SEGMENT.finditer(text)):
@@ -195,66 +158,7 @@ def _is_formula(text: str) -> bool:
     return bool(_OPERATOR.search(text)) or bool(choice_of(text)) or len(text) == 1
 
 
-def _key(text: str) -> str:
-    text = text.replace("$", "").strip()
-    return text if re.search(r"\d \d|[^\W\d_] [^\W\d_]", text) else text.replace(" ", "")
-
-
-def _spoken(text: str) -> str:
-    text = re.sub(r"\\(?:text|textbf|mathrm)\s?\{([^{}]*)\}", r"\1", text)
-    return " ".join(re.findall(r"\w+", re.sub(r"['\u2019]", "", text.casefold())))
-
-
-def _are_equal_numbers(right: str, given: str) -> bool | None:
-    """Compare where both are one number, perhaps with a unit; None: they are not."""
-    one, other = _only_quantity(right), _only_quantity(given)
-    if one is None or other is None or one.value is None or other.value is None:
-        return None
-    if are_equal(other, one):
-        nouns = _noun(right), _noun(given)
-        return None in nouns or nouns[0] == nouns[1]
-    if not one.is_plain or not other.is_plain:
-        return None if one.unit == other.unit or "" in (one.unit, other.unit) else False
-    return _are_close(one, other)
-
-
-def is_quantity(text: str) -> bool:
-    """Whether ``text`` is a number with at most a few words, such as ``5 apples``."""
-    found = _only_quantity(text)
-    return found is not None and found.value is not None
-
-
-def _only_quantity(text: str) -> Quantity | None:
-    found = quantities(text)
-    words = re.findall(r"[^\W\d_]{2,}", re.sub(r"\\[A-Za-z]+", "", text))
-    return found[0] if len(found) == 1 and len(words) <= 3 and "=" not in text else None
-
-
-def _are_close(one: Quantity, other: Quantity) -> bool:
-    """Whether two decimal fractions differ by no more than binary ones are exact."""
-    assert isinstance(one.value, Decimal)
-    assert isinstance(other.value, Decimal)
-    if one.unit != other.unit or max(abs(one.value.adjusted()), abs(other.value.adjusted())) > 300:
-        return False
-    both = float(one.value), float(other.value)
-    return not any(each.is_integer() for each in both) and abs(both[0] - both[1]) <= 1e-9 * max(
-        map(abs, both)
-    )
-
-
-def _noun(text: str) -> str | None:
-    """Return the word that a number counts, in the singular; None: none, or a unit."""
-    match = re.fullmatch(r"\S*\d\S*\s+([^\W\d_]{3,})", text)
-    return None if match is None or unit_of(match[1]) else match[1].lower().rstrip("s")
-
-
-def _without_zeros(text: str) -> str:
-    text = re.sub(r"[{}]", "", text.lower().replace(".m", "m"))
-    text = re.sub(r"\s*(?:\u2013|--|to|-)\s*", "-", text.strip())
-    return re.sub(r"(?<![\d.,])0+(?=\d)", "", text).replace(" ", "").rstrip(".")
-
-
-def _brackets(text: str) -> str | None:
+def brackets_of(text: str) -> str | None:
     """Return the kind of brackets around a list: of ``[1, 2)``, ``[)``; None: it has none."""
     text = text.replace("\\{", "{").replace("\\}", "}")
     if len(text) < 3 or text[0] not in "([{" or text[-1] not in ")]}":
@@ -270,7 +174,7 @@ def _brackets(text: str) -> str | None:
 
 def _is_list(text: str) -> bool:
     text = bare(text)
-    return "," in text and _brackets(text) in (None, "{}") and not _is_number(text)
+    return "," in text and brackets_of(text) in (None, "{}") and not _is_number(text)
 
 
 def _is_number(text: str) -> bool:

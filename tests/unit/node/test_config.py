@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from learner.config import LearnerConfig
-from node.config.removed_keys import REMOVED
+from node.config.setting_faults import REMOVED
 from node.config.setting_sources import read_flags
 from node.config.settings import Resolved, load
 from node.errors import ConfigError, NotReadyError

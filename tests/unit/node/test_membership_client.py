@@ -10,7 +10,8 @@ import pytest
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc
 from node.clients import heartbeats
 from node.clients.heartbeats import Notices, PeerReports
-from node.clients.membership_client import Member, MembershipClient, Uplink
+from node.clients.join_call import Member, OwnTask
+from node.clients.membership_client import MembershipClient, Uplink
 from node.errors import Reason, Recovery, RefusedError
 from node.identity.peer import Peer
 from node.rpc.channel import REASON_KEY, Backoff, Purpose, dial
@@ -236,14 +237,16 @@ async def test_a_learner_hears_which_version_is_best_and_which_is_under_evaluati
     head = common_pb2.PolicyVersion(number=9)
     hub.answer = membership_pb2.HeartbeatResponse(best_version=0, evaluating_version=8, head=head)
     async with serving(hub) as port, peering(port) as peer:
-        assert peer.client.evaluations == EvaluationNotice()
+        assert peer.client.heartbeats.evaluations == EvaluationNotice()
         while (await hub.heartbeats.get()).sequence < 2:
             pass
-        assert peer.client.evaluations == EvaluationNotice(best=0, under_way=8, announced=9, is_told=True)
+        assert peer.client.heartbeats.evaluations == EvaluationNotice(
+            best=0, under_way=8, announced=9, is_told=True
+        )
         hub.answer = membership_pb2.HeartbeatResponse(best_version=8, is_evaluated=True)
         for _ in range(3):
             await hub.heartbeats.get()
-        assert peer.client.evaluations == EvaluationNotice(best=8, is_evaluated=True, is_told=True)
+        assert peer.client.heartbeats.evaluations == EvaluationNotice(best=8, is_evaluated=True, is_told=True)
 
 
 async def test_a_verdict_told_again_is_passed_on_once() -> None:
@@ -326,7 +329,7 @@ async def test_a_sampler_whose_task_has_changed_meanwhile_is_told_and_stays() ->
     hub, told = Hub(), asyncio.Event()
     async with serving(hub) as port, peering(port, task_changed=told.set) as peer:
         await peer.client.settings()
-        await peer.client.tell_task(100, task_digest=b"old", grader_digest=b"g" * 16)
+        await peer.client.tell_task(OwnTask(100, b"old", b"g" * 16))
         hub.task_digest = b"new"
         hub.refuse_heartbeat = Reason.NOT_JOINED
         await told.wait()
@@ -389,7 +392,7 @@ async def test_the_hubs_clock_is_estimated_from_the_heartbeats() -> None:
     async with serving(hub) as port, peering(port) as peer:
         while (await hub.heartbeats.get()).sequence < 3:
             pass
-        assert peer.client.clock_offset_s == pytest.approx(100.0, abs=0.5)
+        assert peer.client.heartbeats.clock_offset_s == pytest.approx(100.0, abs=0.5)
 
 
 async def test_stopping_says_goodbye() -> None:

@@ -8,7 +8,8 @@ import pytest
 from node.errors import RefusedError
 from node.values.policy import ArtifactKey
 from node.weights.assembly.stored import StoredVersions
-from node.weights.store.artifact_store import PINS_FILE, ArtifactStore
+from node.weights.store.artifact_store import ArtifactStore
+from node.weights.store.catalogue import PINS_FILE
 from support.full_disk import full_disk
 from support.weights import LAYOUT, Learner, flip_bit, keys
 

@@ -1,5 +1,6 @@
-"""Decisions about leases: granted, given back, ended; and those of held-out prompts; pure."""
+"""Decisions about leases: granted, given back, expired; and those of held-out prompts; pure."""
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -227,3 +228,32 @@ def evaluation_begins(accounts: Accounts, request: PolicyVersion, *, now: float)
         held.number, first_prompt=accounts.first_held_out, is_checked=is_checked, now=now
     )
     return Decision(None, Transaction(slots=change.slots, facts=change.evaluations))
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    leases: int
+
+
+def expiry(accounts: Accounts, *, now: float) -> Decision[Expired]:
+    """End the leases whose time is up, and slots that nobody may take."""
+    slots = accounts.slots.expire(now)
+    holders = Counter(slot.attempts[-1].holder for slot in slots)
+    reports = (
+        Report(
+            slot.prompt_index, tuple(dict.fromkeys(a.holder for a in slot.attempts)), reason, "", slot.number
+        )
+        for slot in slots
+        if slot.kind is SlotKind.TRAIN
+        and slot.state is SlotState.ABANDONED
+        and (reason := slot.last_failure) is Failure.EXPIRED
+    )
+    bad = accounts.bad_prompts.after(reports, prompts=accounts.slots.prompts, now=now)
+    given_up = accounts.slots.given_up(
+        now, is_kept_from_some=lambda index: accounts.bad_prompts.is_kept_from_some(index, now=now)
+    )
+    standings = (
+        accounts.standings.of(name).after_expiry(n, term_s=accounts.terms.lease_ttl_s, now=now)
+        for name, n in holders.items()
+    )
+    return Decision(Expired(len(slots)), Transaction(slots=(*slots, *given_up), facts=(*bad, *standings)))

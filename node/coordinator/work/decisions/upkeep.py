@@ -1,47 +1,12 @@
-"""Decisions that no peer asks for: leases end, versions are announced, evaluations and task options; pure."""
-
-from collections import Counter
-from dataclasses import dataclass
+"""Decisions that no peer asks for: versions are announced, evaluations end, task options change; pure."""
 
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.decisions.decision import Decision
-from node.coordinator.work.slots.bad_prompts import Report
-from node.coordinator.work.slots.slot import SlotKind, SlotState
 from node.coordinator.work.terms.group_check import NotedOptions
 from node.coordinator.work.version_log import Announced
-from node.values.failure import Failure
 from node.values.policy import PolicyVersion
 from node.values.verdict import Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class Expired:
-    leases: int
-
-
-def expiry(accounts: Accounts, *, now: float) -> Decision[Expired]:
-    """End the leases whose time is up, and slots that nobody may take."""
-    slots = accounts.slots.expire(now)
-    holders = Counter(slot.attempts[-1].holder for slot in slots)
-    reports = (
-        Report(
-            slot.prompt_index, tuple(dict.fromkeys(a.holder for a in slot.attempts)), reason, "", slot.number
-        )
-        for slot in slots
-        if slot.kind is SlotKind.TRAIN
-        and slot.state is SlotState.ABANDONED
-        and (reason := slot.last_failure) is Failure.EXPIRED
-    )
-    bad = accounts.bad_prompts.after(reports, prompts=accounts.slots.prompts, now=now)
-    given_up = accounts.slots.given_up(
-        now, is_kept_from_some=lambda index: accounts.bad_prompts.is_kept_from_some(index, now=now)
-    )
-    standings = (
-        accounts.standings.of(name).after_expiry(n, term_s=accounts.terms.lease_ttl_s, now=now)
-        for name, n in holders.items()
-    )
-    return Decision(Expired(len(slots)), Transaction(slots=(*slots, *given_up), facts=(*bad, *standings)))
 
 
 def announced(accounts: Accounts, request: tuple[PolicyVersion, ...], *, now: float) -> Decision[None]:
