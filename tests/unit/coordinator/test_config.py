@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from node.coordinator.config import CoordinatorConfig
 from node.values.sampling_parameters import SamplingParameters
 from node.values.task_options import checked_options
+from support.present import present
 from support.refusals import naming
 
 JUDGE = {"model": "wise", "score_key": "score"}
@@ -223,9 +224,7 @@ def test_held_out_rows_are_those_of_the_data() -> None:
 def test_rows_need_the_columns_that_prompt_and_grader_read(
     options: dict[str, Any], columns: dict[str, str]
 ) -> None:
-    checked = checked_options("jsonl", options)
-    assert checked is not None
-    assert checked.columns == columns
+    assert present(checked_options("jsonl", options)).columns == columns
 
 
 @pytest.mark.parametrize("task", ["ranking", "jsonl"])

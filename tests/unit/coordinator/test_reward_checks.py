@@ -34,6 +34,7 @@ from node.errors import Reason
 from node.values.reward_finding import RewardCheck, RewardFinding
 from node.values.verdict import Verdict
 from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
+from support.present import present
 from support.refusals import refused
 
 WIDE = Bounds(
@@ -178,8 +179,7 @@ def test_a_group_is_held_until_what_was_found_is_settled() -> None:
 def test_a_slot_whose_group_was_replaced_meanwhile_stays_held_for_the_new_one() -> None:
     checks = opened()
     draw(checks, 1)
-    old = checks.next(verifier(checks), NOW_S)
-    assert old is not None
+    old = present(checks.next(verifier(checks), NOW_S))
     checks.drop(1)
     checks.draw(Held(1, "1.2", "s2", NOW_S), share=1.0)
     checks.let_go(old)
@@ -214,8 +214,7 @@ def test_a_proven_sampler_whose_groups_are_dear_waits_as_well() -> None:
     one = verifier(checks)
     for slot, name, took_s in ((1, "slow", 20.0), (2, "quick", 0.1)):
         draw(checks, slot, name)
-        held = checks.next(one, NOW_S)
-        assert held is not None
+        held = present(checks.next(one, NOW_S))
         assert one.answer(held.group_id, NOW_S + took_s)
         checks.let_go(held)
     for slot in (3, 4):
@@ -241,8 +240,7 @@ def test_what_a_verifier_had_that_has_gone_is_checked_by_the_next_until_it_has_e
     draw(checks, 1)
     for tries in range(MOST_TRIES):
         one = verifier(checks)
-        held = checks.next(one, NOW_S)
-        assert held is not None
+        held = present(checks.next(one, NOW_S))
         assert held.tries == tries
         gone(checks, one)
     assert [held.group_id for held in checks.hopeless(NOW_S)] == ["1.1"]
@@ -260,8 +258,7 @@ def test_another_verifier_is_asked_about_a_group_and_whichever_answers_first_dec
     checks.offer(name)
     assert checks.next(hung, NOW_S) is None
     assert checks.next(healthy, NOW_S) is not None
-    held = answer(checks, healthy, name)
-    assert held is not None
+    held = present(answer(checks, healthy, name))
     assert held.tries == 0
     assert answer(checks, hung, name) is None
     checks.let_go(held)
@@ -276,8 +273,7 @@ def test_a_late_check_is_held_against_a_sampler_once_every_verifier_is_late_with
     assert checks.turned_late(name) is None
     checks.offer(name)
     checks.next(second, NOW_S)
-    late = checks.turned_late(name)
-    assert late is not None
+    assert checks.turned_late(name) is not None
     assert checks.turned_late(name) is None  # once
     assert checks.is_held(1)
     for _ in range(MOST_TRIES * 2 - 3):
@@ -332,8 +328,7 @@ def test_the_bytes_of_what_is_owed_are_kept_and_no_others() -> None:
     one = verifier(checks)
     while checks.next(one, NOW_S) is not None:
         pass
-    held = answer(checks, one, "2.1")
-    assert held is not None
+    held = present(answer(checks, one, "2.1"))
     assert checks.kept([consumed(2)]) == frozenset()
     checks.let_go(held)
     checks.drop(1)  # the learner refused it
@@ -344,8 +339,7 @@ def test_what_is_owed_when_the_process_ends_is_checked_after_the_next_start() ->
     checks = RewardChecks(b"other", most_held=ROOM, most_owed_bytes=1 << 20)
     checks.restore([Held(7, "7.1", "s1", NOW_S, prompt_index=3, size_bytes=10)])
     checks.open()
-    held = checks.next(verifier(checks), NOW_S)
-    assert held is not None
+    held = present(checks.next(verifier(checks), NOW_S))
     assert (held.group_id, held.prompt_index) == ("7.1", 3)
     assert not checks.is_held(7)
 
@@ -362,8 +356,7 @@ def test_where_a_verifier_is_required_every_group_waits_for_one_and_the_drawn_on
     assert checks.is_held(1)
     assert not checks.is_held(2)
     one = verifier(checks)
-    sent = checks.next(one, NOW_S)
-    assert sent is not None
+    sent = present(checks.next(one, NOW_S))
     answer(checks, one, sent.group_id)
     checks.let_go(sent)
     assert not checks.is_held(1)
@@ -391,9 +384,7 @@ def test_a_check_whose_finding_never_came_to_disk_is_asked_for_again() -> None:
     checks.turn(NOW_S + HELD_S)
     assert checks.next(one, NOW_S) is None
     checks.turn(NOW_S + HELD_S + 1)
-    again = checks.next(one, NOW_S)
-    assert again is not None
-    assert again.group_id == "1.1"
+    assert present(checks.next(one, NOW_S)).group_id == "1.1"
     assert checks.is_held(1)
 
 
@@ -412,8 +403,7 @@ def test_a_group_that_waited_for_a_required_check_before_a_restart_is_drawn_agai
     again = make_accounts(balance, prompts=1000, bounds=WIDE, require_verifier=True)
     again.reward_checks.open()
     assert again.reward_checks.is_held(slot)
-    held = again.reward_checks.next(VerifierPlaces(1), NOW_S)
-    assert held is not None
+    held = present(again.reward_checks.next(VerifierPlaces(1), NOW_S))
     assert (held.group_id, held.sampler_id) == (name, "liar")
 
 
@@ -507,29 +497,9 @@ def test_a_held_group_is_passed_over_and_those_behind_it_are_delivered(desk: Des
     checks, slots = desk.accounts.reward_checks, desk.accounts.slots
     assert slots.open.next_undelivered(checks.is_held) is None
     find(desk, RewardCheck.AGREED, sampler_id="honest")
-    delivered = slots.open.next_undelivered(checks.is_held)
-    assert delivered is not None
-    assert delivered.number == slot_and_attempt(first)[0]
+    assert present(slots.open.next_undelivered(checks.is_held)).number == slot_and_attempt(first)[0]
     assert slots.open.next_undelivered(checks.is_held) is None
     assert state_of(desk, second) is SlotState.SPOOLED
-
-
-def test_a_proven_liar_loses_its_leases_and_untrained_groups_and_nobody_else_any(desk: Desk) -> None:
-    lies = spool(desk, "liar", 3)
-    true = spool(desk, "honest", 2)
-    leased = desk.lease("liar", 2)
-    checked = find(desk, RewardCheck.DISAGREED)
-    assert {verdict.group_id for verdict in checked.thrown_out} == set(lies)
-    assert {verdict.verdict for verdict in checked.thrown_out} == {Verdict.SUSPECT}
-    assert "in 1 of 1 checks: completion 0 claims 1" in checked.proof
-    assert {state_of(desk, name) for name in (*lies, *leased)} == {SlotState.AVAILABLE}
-    assert {state_of(desk, name) for name in true} == {SlotState.SPOOLED}
-    assert desk.accounts.tallies.of("liar").verdicts[Verdict.SUSPECT] == 3
-    assert not any(desk.accounts.reward_checks.is_held(slot_and_attempt(name)[0]) for name in lies)
-    refused = desk.ask("liar", 4)
-    assert (refused.leases, refused.waits_for) == ((), "quarantine")
-    assert desk.submit(leased[0], "liar").verdict is Verdict.SUSPECT
-    assert desk.lease("honest", 1)
 
 
 def test_a_step_record_on_its_way_is_taken_though_its_group_was_thrown_out_after_the_last_attempt(
@@ -590,25 +560,13 @@ def test_a_check_that_could_not_be_made_changes_nothing(desk: Desk) -> None:
     assert not desk.accounts.reward_checks.is_held(slot_and_attempt(name)[0])
 
 
-def test_a_lie_that_is_found_late_is_held_against_its_sampler_all_the_same(desk: Desk) -> None:
-    (name,) = spool(desk, "liar", 1)
-    held = desk.accounts.reward_checks.next(VerifierPlaces(1), desk.now)
-    assert held is not None
-    desk.train(1, name)
-    finding = RewardFinding(name, RewardCheck.DISAGREED, "late")
-    checked = desk.settle(findings.found(desk.accounts, GroupFinding(held, finding, 0.0), now=desk.now))
-    assert checked.thrown_out == ()
-    assert "in 1 of 1 checks: late" in checked.proof
-
-
 @pytest.mark.parametrize("outcome", [RewardCheck.UNGRADABLE, RewardCheck.DISAGREED])
 def test_a_group_that_the_learner_has_is_not_sampled_again_for_a_finding_that_proves_nothing(
     desk: Desk, outcome: RewardCheck
 ) -> None:
     (name,) = spool(desk, "liar", 1)
     checks = desk.accounts.reward_checks
-    held = checks.next(VerifierPlaces(1), desk.now)
-    assert held is not None
+    held = present(checks.next(VerifierPlaces(1), desk.now))
     checks.close()
     assert desk.accounts.slots.open.next_undelivered(checks.is_held) is not None
     before = desk.accounts.standings.of("liar")
@@ -619,25 +577,12 @@ def test_a_group_that_the_learner_has_is_not_sampled_again_for_a_finding_that_pr
     assert desk.accounts.standings.of("liar") != before
 
 
-def test_a_finding_that_was_lost_has_its_group_checked_again_before_it_is_delivered() -> None:
-    checks = opened()
-    draw(checks, 1)
-    one = verifier(checks)
-    held = checks.next(one, NOW_S)
-    assert held is not None
-    answer(checks, one, "1.1")
-    checks.ask_again(held)
-    assert checks.is_held(1)
-    assert checks.next(one, NOW_S) == held
-
-
 def test_what_was_found_is_settled_before_the_group_goes_although_the_last_verifier_has_gone() -> None:
     checks = opened()
     draw(checks, 1)
     draw(checks, 2)
     one = verifier(checks)
-    held = checks.next(one, NOW_S)
-    assert held is not None
+    checks.next(one, NOW_S)
     answer(checks, one, "1.1")
     checks.close()
     assert [checks.is_held(slot) for slot in (1, 2)] == [True, False]
@@ -689,17 +634,6 @@ def test_what_was_leased_before_others_came_waits_at_its_sampler_once_the_room_i
     find(desk, RewardCheck.AGREED, sampler_id="honest")
     find(desk, RewardCheck.AGREED)
     assert desk.submit(leased[11], "liar").verdict is Verdict.SPOOLED
-
-
-def test_a_check_that_is_late_counts_against_its_sampler_and_the_group_goes_on_waiting(desk: Desk) -> None:
-    (name,) = spool(desk, "liar", 1)
-    held = desk.accounts.reward_checks.next(VerifierPlaces(1), desk.now)
-    assert held is not None
-    before = desk.accounts.standings.of("liar")
-    desk.settle(findings.check_late(desk.accounts, held, now=desk.now))
-    assert desk.accounts.standings.of("liar") == before.after_refusal(now=desk.now)
-    assert desk.accounts.reward_checks.is_held(slot_and_attempt(name)[0])
-    assert sent(desk) == []
 
 
 def test_a_lie_that_was_trained_on_unchecked_is_proof_when_it_is_found(desk: Desk) -> None:

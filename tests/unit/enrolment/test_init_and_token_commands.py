@@ -18,6 +18,7 @@ from node.identity.signatures import SigningKey
 from node.system.clock import moment
 from node.values.run import Role
 from support.identity import NOW_S
+from support.present import present
 from support.refusals import cannot_start, misconfigured
 
 
@@ -52,11 +53,9 @@ def test_init_makes_everything_a_run_starts_from(tmp_path: Path) -> None:
     assert RunDescription.load(root / "run.json") == run
     assert SigningKey.load(root / "learner" / "signing.key").public_key == run.learner_public_key
     for role in (Role.COORDINATOR, Role.LEARNER, Role.OPERATOR):
-        identity = load_identity(root / role / "identity")
-        assert identity is not None
+        identity = present(load_identity(root / role / "identity"))
         check_own(identity, run, role, NOW_S)
-    hub = load_identity(root / "coordinator" / "identity")
-    assert hub is not None
+    hub = present(load_identity(root / "coordinator" / "identity"))
     names = x509.load_pem_x509_certificate(hub.certificate_pem).extensions.get_extension_for_class(
         x509.SubjectAlternativeName
     )

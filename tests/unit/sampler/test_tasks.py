@@ -305,11 +305,14 @@ def test_options_that_this_software_does_not_know_are_a_configuration_error() ->
 
 @pytest.mark.needs("reasoning_gym")
 def test_reasoning_gym_asks_the_same_questions_everywhere_and_scores_them() -> None:
+    import reasoning_gym  # here, as not every machine has it
+
     options: dict[str, Any] = {"size": 5, "seed": 3, "arguments": {"min_animals": 1, "max_animals": 2}}
     first, second = (made("reasoning_gym", **options) for _ in range(2))
     assert first.prompts == 5
     assert [first.prompt(n, None) for n in range(5)] == [second.prompt(n, None) for n in range(5)]
-    right = first._dataset[2]["answer"]  # type: ignore[attr-defined]
+    arguments = options["arguments"]
+    right = reasoning_gym.create_dataset("leg_counting", size=5, seed=3, **arguments)[2]["answer"]
     assert first.grade(2, None, answered(f"<answer>{right}</answer>")) == 1.0
     assert first.grade(2, None, answered(f"<answer>{right}1</answer>")) != 1.0
     assert first.grade(2, None, answered(right)) == 0.0

@@ -14,6 +14,7 @@ from node.values.policy import ArtifactKey
 from node.weights.format.manifest import verify_signed
 from node.weights.store.artifact_directories import ArtifactDirectories
 from node.weights.store.artifact_files import ArtifactFiles
+from support.present import present
 from support.refusals import refused
 from support.weights import Learner, flip_bit, offsets
 
@@ -131,8 +132,7 @@ def test_a_payload_is_whole_on_disk_however_little_each_write_takes(
     pwrite = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda file, data, offset: pwrite(file, data[:7], offset))
     artifact.write(1, payloads[1])
-    file = artifact.open()
-    assert file is not None
+    file = present(artifact.open())
     assert artifact.read(file, 1, verifies=True) == payloads[1]
     assert file.closed
 
