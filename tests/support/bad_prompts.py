@@ -57,14 +57,6 @@ class GraderHangs(Fine):
         return 1.0
 
 
-class SlowPrompts(Fine):
-    """Every prompt takes its time."""
-
-    def prompt(self, index: int, row: object) -> str:
-        time.sleep(0.5)
-        return f"{index}="
-
-
 class HeldPrompts(Fine):
     """Some prompts leave a file when they begin, and are made once a file ``GO`` is there."""
 

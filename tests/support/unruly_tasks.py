@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import time
 from typing import Any
 
 from sampler.tasks.task import CompletionText
@@ -13,15 +12,6 @@ class _Unruly:
 
     def prompt(self, index: int, row: object) -> str:
         return f"{index}="
-
-
-class Hanging(_Unruly):
-    """Sleeps for ever on prompt 1."""
-
-    def grade(self, index: int, row: object, completion: CompletionText) -> float:
-        if index == 1:
-            time.sleep(3600)
-        return 1.0
 
 
 class Spinning(_Unruly):
