@@ -30,6 +30,7 @@ from node.coordinator.work.slots.slot_table import SlotTable
 from node.values.failure import FAULTS, Failure
 from node.values.verdict import GroupVerdict, Verdict
 from support.coordinator import LEARNER, LEASE_MAX_S, RETRY_S, TTL_S, Desk, make_accounts
+from support.present import present
 
 SAMPLERS = st.sampled_from(["s1", "s2", "s3"])
 PROMPTS = 7
@@ -151,8 +152,7 @@ class SlotsOfARun(RuleBasedStateMachine):
     @rule(group_id=consumes(spooled), is_lost=st.booleans())
     def train(self, group_id: str, is_lost: bool) -> None:
         """A step on one group; where its acknowledgement is lost, the record comes twice."""
-        parsed = parse_group_id(group_id)
-        assert parsed is not None
+        parsed = present(parse_group_id(group_id))
         outcome = self.desk.train(self.version + 1, group_id)
         if outcome.doubled:
             assert parsed[0] not in self.desk.accounts.slots.open_slots

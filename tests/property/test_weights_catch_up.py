@@ -21,6 +21,7 @@ from node.weights.format.manifest import Manifest, sign
 from node.weights.planning.cheapest_chain import PUBLIC_VERSION, plan_catch_up
 from node.weights.planning.skip_deltas import next_base
 from node.weights.store.artifact_store import ArtifactStore
+from support.present import present
 from support.refusals import refused
 from support.weights import Learner, put_version
 
@@ -57,8 +58,7 @@ def publish(learner: Learner, store: ArtifactStore, version: int, previous: int,
         learner.put(store, (version, None))
     learner.words(version)
     while True:
-        announcement = store.announcement()
-        assert announcement is not None
+        announcement = present(store.announcement())
         base = next_base(version, announcement.artifacts, longest_lag_versions=1000, public_every_versions=16)
         if base is None:
             return
@@ -89,10 +89,8 @@ def test_a_delta_made_from_a_base_model_that_rots_on_disk_starts_from_no_version
 
 def arrive(learner: Learner, store: ArtifactStore, held: int) -> tuple[HeldPolicy, tuple[Artifact, ...]]:
     """Go from ``held`` (NO_BASE: a peer without the base model) to the head; give what was taken."""
-    announcement = store.announcement()
-    assert announcement is not None
-    path = plan_catch_up(held, announcement.head.number, announcement.artifacts)
-    assert path is not None
+    announcement = present(store.announcement())
+    path = present(plan_catch_up(held, announcement.head.number, announcement.artifacts))
     policy = None if held == NO_BASE else learner.versions[held]
     for artifact in path:
         manifest = store.manifest(artifact.key)

@@ -6,9 +6,6 @@ from hypothesis import strategies as st
 from node.weights.format.dtypes import DTYPES
 from node.weights.format.layout import Layout, TensorSpec
 
-SIZES = st.lists(st.integers(1, 300), min_size=1, max_size=20)
-
-
 DTYPES_DRAWN = st.lists(
     st.tuples(st.sampled_from(sorted(DTYPES)), st.integers(1, 300)), min_size=1, max_size=20
 )

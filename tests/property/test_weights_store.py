@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from node.errors import Reason, RefusedError
 from node.weights.planning.cheapest_chain import plan_fresh
+from support.present import present
 from support.weights import Learner, flip_bit
 
-VERSIONS = st.integers(1, 6)
 LEARNER = Learner()
 SIGNED = {
     (version, base): LEARNER.signed(version, base)
@@ -94,8 +94,7 @@ class StoreMachine(RuleBasedStateMachine):
                 with refusals_of(Reason.DAMAGED) as refused:
                     assert self.store.read_payload(key, frame) == payload
                 if refused:
-                    announcement = self.store.announcement()
-                    assert announcement is not None
+                    announcement = present(self.store.announcement())
                     assert artifact not in announcement.artifacts
 
 

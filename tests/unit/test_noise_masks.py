@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from learner.objective.formulas.advantage import leave_one_out_advantage
-from node.errors import RefusedError
+from node.errors import Reason
 from node.kinds.noise_mask.network import NoiseMaskConfig, NoiseMaskModel, log_density, read_prompts
 from node.kinds.noise_mask.values import MaskSizes, as_text, read_row
 from support.groups import make_completion, make_group
+from support.refusals import refused
 
 SIZES = MaskSizes(pixels=4, classes=3, cells=2)
 
@@ -136,7 +137,7 @@ def test_what_is_no_image_with_a_label_is_refused(image: object, label: object) 
     "ids", [[0, 1, 2, 3], [3, 0, 0, 0, 0], [-1, 0, 0, 0, 0], [0, 0, 0, 0, 256], [0, -1, 0, 0, 0]]
 )
 def test_a_prompt_of_another_size_or_with_another_label_is_refused(ids: list[int]) -> None:
-    with pytest.raises(RefusedError, match=r"is not a label below 3|has pixels of"):
+    with refused(Reason.MALFORMED):
         SIZES.check_prompt(np.array(ids, np.int32))
 
 

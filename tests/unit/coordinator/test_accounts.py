@@ -6,7 +6,6 @@ from node.coordinator.work.balance import Balance, Transaction
 from node.coordinator.work.samplers.tallies import Tally
 from node.coordinator.work.slots.slot import SlotBalance, SlotState
 from node.coordinator.work.slots.slot_generations import Generation
-from node.values.rollout import EncodedGroup
 from node.values.run import StepRecord
 from node.values.verdict import Verdict
 from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
@@ -56,28 +55,6 @@ def test_counts_go_on_from_what_the_ledger_holds() -> None:
     assert make_accounts(Balance()).last_step == 0
 
 
-def test_a_group_counts_while_it_waits_for_training_accepted_or_not() -> None:
-    desk = Desk()
-    desk.lease("s1", 3)
-    desk.submit("0.1")
-    desk.submit("1.1")
-    slot = desk.accounts.slots.judged(1, 1, Verdict.ACCEPTED)
-    assert slot is not None
-    desk.accounts.apply(Transaction(slots=(slot,)), now=desk.now)
-    load = desk.accounts.load()
-    assert (load.running_groups, load.untrained_groups, load.trained_groups) == (1, 2, 0)
-    assert desk.accounts.spooled.at_s == {0: NOW_S, 1: NOW_S}
-    desk.train(1, "0.1")
-    assert desk.accounts.spooled.at_s == {1: NOW_S}
-    assert desk.accounts.load().untrained_groups == 1
-
-
-def test_a_stored_group_is_in_the_spool_since_it_came() -> None:
-    accounts = make_accounts()
-    accounts.apply(Transaction(stored=EncodedGroup(b"g", b"roup", "3.1", "s1", spooled_at_s=5.0)), now=NOW_S)
-    assert accounts.spooled.at_s == {3: 5.0}
-
-
 def test_the_newest_generation_is_the_one_whose_loss_may_be_open() -> None:
     known = Generation(1, 100, 7, NOW_S, lost_versions=range(6, 9))
     open_one = Generation(2, 200, 150, NOW_S)
@@ -89,15 +66,6 @@ def test_the_newest_generation_is_the_one_whose_loss_may_be_open() -> None:
     accounts.apply(Transaction(facts=(closed,)), now=NOW_S)
     assert accounts.open_loss is None
     assert (accounts.last_step, accounts.load().batchless_steps) == (24, 8)
-
-
-def test_settled_slots_are_counts_alone() -> None:
-    accounts = make_accounts(
-        Balance(SlotBalance(settled={SlotState.TRAINED: 5, SlotState.SKIPPED: 2}, next_slot=7))
-    )
-    assert accounts.load().trained_groups == 5
-    assert (accounts.slots.open_slots, accounts.slots.next_slot) == ({}, 7)
-    assert accounts.slots.counts()[SlotState.SKIPPED] == 2
 
 
 def test_prompts_whose_rows_cannot_be_used_are_skipped_and_cost_no_lease() -> None:

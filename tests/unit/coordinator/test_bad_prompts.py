@@ -15,6 +15,7 @@ from node.coordinator.work.slots.bad_prompts import (
 )
 from node.values.fact import Gone
 from node.values.failure import BadPrompt, Failure
+from support.present import present
 
 MANY = 1 << 20
 BOTH = ("a", "b")
@@ -145,8 +146,7 @@ def test_what_a_sampler_said_can_be_taken_back() -> None:
 
 def test_a_restart_takes_pauses_from_the_configuration_of_now() -> None:
     bad_prompts = BadPrompts(retry_s=600)
-    entry = fail(bad_prompts, now=100)
-    assert entry is not None
+    entry = present(fail(bad_prompts, now=100))
     stored = replace(entry, retry_at_s=0.0)
     assert BadPrompts([stored], retry_s=600).newest(1)[0].retry_at_s == 700
     assert BadPrompts([stored], retry_s=0).aside(7, "c", now=100) is Aside.NOT

@@ -18,7 +18,7 @@ from node.coordinator.work.slots.slot import Attempt, Slot, SlotBalance, SlotSta
 from node.errors import Reason, RefusedError
 from node.values.failure import Failure
 from node.values.policy import PolicyVersion
-from node.values.rollout import LeaseGrant, RolloutGroup
+from node.values.rollout import LeaseGrant
 from node.values.verdict import GroupVerdict, Verdict
 from support.coordinator import BOUNDS, LEARNER, TTL_S, WORK, Desk, make_accounts, make_answer
 from support.groups import make_completion, make_group
@@ -44,15 +44,6 @@ def judge(desk: Desk, group_id: str, verdict: Verdict) -> verdicts.Judged | None
 
 def refusal(error: pytest.ExceptionInfo[RefusedError]) -> Reason:
     return error.value.reason
-
-
-def test_nothing_is_leased_before_a_learner_has_joined() -> None:
-    desk = Desk(make_accounts(Balance()))
-    assert (grant(desk).leases, grant(desk).waits_for) == ((), "learner")
-
-
-def test_a_sampler_without_a_policy_gets_nothing(desk: Desk) -> None:
-    assert (grant(desk, held=None).leases, grant(desk, held=None).waits_for) == ((), "policy version")
 
 
 @pytest.mark.parametrize(("held", "waits_for"), [(7, "policy version"), (8, ""), (11, "")])
@@ -126,22 +117,6 @@ def test_numbers_that_no_honest_sampler_sends_are_refused_where_groups_enter(
     assert re.search(why, submitted.detail)
 
 
-def with_prompt(desk: Desk, lease_id: str, token: int) -> RolloutGroup:
-    return make_answer(desk.accounts, lease_id, prompt_token_ids=np.array([token], np.int32))
-
-
-def answered(desk: Desk, sampler_id: str, token: int) -> verdicts.Submitted:
-    """Lease the only prompt, and answer it with a prompt of this token."""
-    (lease_id,) = desk.lease(sampler_id)
-    submitted = desk.submit(lease_id, sampler_id, group=with_prompt(desk, lease_id, token))
-    slot = int(lease_id.split(".")[0])
-    if submitted.verdict is Verdict.SPOOLED:
-        verdict = GroupVerdict(lease_id, Verdict.STALE)
-        desk.settle(verdicts.judgement(desk.accounts, verdict, now=desk.now))
-    assert desk.accounts.slots.open_slots[slot].state is SlotState.AVAILABLE
-    return submitted
-
-
 def test_a_group_leased_before_the_options_changed_is_refused_and_not_held_against_its_sampler(
     desk: Desk,
 ) -> None:
@@ -155,27 +130,6 @@ def test_a_group_leased_before_the_options_changed_is_refused_and_not_held_again
         assert desk.submit(name, group=group).verdict is Verdict.FOREIGN
         strikes.append(desk.accounts.standings.of("s1").strikes)
     assert strikes == [0, 2]
-
-
-@pytest.mark.parametrize("lease_id", ["0.1", "0.9", "5.1"])
-def test_a_group_for_anothers_lease_is_foreign_and_leaves_the_lease_alone(desk: Desk, lease_id: str) -> None:
-    desk.lease("s1")
-    assert desk.submit(lease_id, "s2").verdict is Verdict.FOREIGN
-    assert desk.accounts.slots.open_slots[0].state is SlotState.LEASED
-
-
-def test_a_group_of_another_run_is_foreign_and_leaves_the_lease_alone(desk: Desk) -> None:
-    desk.lease()
-    group = make_answer(desk.accounts, "0.1", run_id="other")
-    assert desk.submit("0.1", group=group).verdict is Verdict.FOREIGN
-    assert desk.submit("0.1").verdict is Verdict.SPOOLED
-
-
-@pytest.mark.parametrize("name", ["", "nonsense", "0.0"])
-def test_a_group_without_a_group_id_is_malformed_and_leaves_every_lease_alone(desk: Desk, name: str) -> None:
-    desk.lease()
-    assert desk.submit(name).verdict is Verdict.MALFORMED
-    assert desk.accounts.slots.open_slots[0].state is SlotState.LEASED
 
 
 def test_a_group_that_comes_before_the_learner_is_asked_for_again_later() -> None:
@@ -195,15 +149,6 @@ def test_there_is_room_for_nothing_while_something_is_missing(desk: Desk) -> Non
     assert room(make_accounts(Balance())) == Capacity(0, "learner")
     desk.accounts.doubt("version 2")
     assert room(desk.accounts) == Capacity(0, "ledger")
-
-
-def test_a_malformed_group_spends_its_lease_and_the_prompt_goes_to_another(desk: Desk) -> None:
-    desk.lease("s1")
-    group = make_answer(desk.accounts, "0.1", completions=(make_completion(reward=float("inf")),) * 2)
-    submitted = desk.submit("0.1", "s1", group=group)
-    assert submitted.verdict is Verdict.MALFORMED
-    assert "reward inf" in submitted.detail
-    assert desk.lease("s2") == ["0.2"]
 
 
 def test_a_late_malformed_group_does_not_take_the_prompt_from_its_new_holder(desk: Desk) -> None:
@@ -234,22 +179,6 @@ def test_a_group_of_a_version_that_a_new_leader_was_not_handed_yet_is_to_come_ag
     assert desk.accounts.slots.open_slots[0].state is SlotState.LEASED
     desk.accounts.is_on_offer = {9}.__contains__
     assert desk.submit("0.1", group=group).verdict is Verdict.SPOOLED
-
-
-def test_a_full_spool_asks_to_come_again_and_keeps_the_lease() -> None:
-    desk = Desk(bounds=replace(BOUNDS, buffer_groups=2))
-    desk.lease("s1", 2)
-    desk.expire(TTL_S)  # what has expired takes no room, but may still come
-    desk.submit("0.1")
-    desk.submit("1.1")
-    desk.bounds = replace(BOUNDS, buffer_groups=3)
-    desk.lease("s1")
-    desk.bounds = replace(BOUNDS, buffer_groups=2)
-    with pytest.raises(RefusedError) as error:
-        desk.submit("2.1")
-    assert refusal(error) is Reason.BUSY
-    desk.train(1, "0.1")
-    assert desk.submit("2.1").verdict is Verdict.SPOOLED
 
 
 def test_the_spool_takes_groups_as_far_as_their_bytes_fit_and_always_a_batch() -> None:
@@ -299,28 +228,6 @@ def test_a_group_that_the_learner_trained_on_before_is_neither_delivered_nor_lea
     assert desk.accounts.slots.counts()[SlotState.LOST] == 1
     assert desk.lease() == ["1.1"]
     assert desk.submit("0.1").verdict is Verdict.FOREIGN
-
-
-@pytest.mark.parametrize("verdict", [Verdict.SPOOLED, Verdict.TRAINED])
-def test_a_learner_cannot_judge_what_only_the_ledger_says(desk: Desk, verdict: Verdict) -> None:
-    desk.lease()
-    desk.submit("0.1")
-    with pytest.raises(RefusedError) as error:
-        judge(desk, "0.1", verdict)
-    assert refusal(error) is Reason.MALFORMED
-
-
-def test_a_step_settles_its_groups_and_moves_the_learners_version(desk: Desk) -> None:
-    desk.lease("s1", 2)
-    desk.submit("0.1")
-    desk.submit("1.1")
-    desk.train(1)
-    desk.train(2)
-    outcome = desk.train(3, "0.1", "1.1", staleness=2)
-    assert [(t.group_id, t.staleness_versions) for t in outcome.trained] == [("0.1", 2), ("1.1", 2)]
-    assert desk.accounts.load().trained_groups == 2
-    assert desk.accounts.load().version == 3
-    assert desk.accounts.tallies.staleness_mean("s1") == 2
 
 
 @pytest.mark.parametrize("groups", [("0.1",), ("1.1", "0.1"), ("1.1", "1.1")])

@@ -15,7 +15,6 @@ from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.checks.verifier_places import VerifierPlaces
 from node.coordinator.work.decisions import findings, leasing, trust
 from node.coordinator.work.decisions.findings import Checked, GroupFinding
-from node.coordinator.work.decisions.leasing import Released, ReturnedLeases, release
 from node.coordinator.work.evaluation import evaluations
 from node.coordinator.work.samplers import standings
 from node.coordinator.work.samplers.sampler_standing import Standing
@@ -36,7 +35,7 @@ from node.coordinator.work.slots.slot import (
 )
 from node.coordinator.work.terms.run_terms import NO_EVALUATION, EvaluationSettings
 from node.values.evaluation import Evaluation, EvaluationStatus
-from node.values.failure import FailedLease, Failure
+from node.values.failure import Failure
 from node.values.policy import PolicyVersion
 from node.values.reward_finding import RewardCheck, RewardFinding
 from node.values.rollout import Finish, LeasePurpose
@@ -44,6 +43,7 @@ from node.values.sampling_parameters import SamplingParameters
 from node.values.verdict import Verdict
 from support.coordinator import BOUNDS, LEARNER, NOW_S, TTL_S, WORK, Desk, make_accounts
 from support.groups import SAMPLING, make_completion
+from support.present import present
 
 GREEDY = replace(SAMPLING, top_k=1, max_new_tokens=16, stop=("\n",))
 SETTINGS = EvaluationSettings(
@@ -87,14 +87,12 @@ def finished(desk: Desk, head: int | None = None) -> Evaluation:
     """Return the newest record, once the coordinator has looked at the time with this head."""
     if head is not None:
         desk.evaluate(head)
-    newest = status(desk).newest
-    assert newest is not None
+    newest = present(status(desk).newest)
     return newest
 
 
 def best_of(desk: Desk) -> Evaluation:
-    best = status(desk).best
-    assert best is not None
+    best = present(status(desk).best)
     return best
 
 
@@ -232,9 +230,7 @@ def test_an_evaluation_is_finished_before_the_next_begins_and_what_fell_due_is_p
     newest = finished(desk, 30)
     assert (newest.version, newest.counted_prompts) == (0, 4)
     desk.lease("s2", held=30)
-    under_way = status(desk).under_way
-    assert under_way is not None
-    assert under_way.version == 30
+    assert present(status(desk).under_way).version == 30
 
 
 def test_the_record_is_worked_out_by_hand(desk: Desk) -> None:
@@ -382,16 +378,6 @@ def test_a_sampler_has_no_more_leases_than_any_peer_may(desk: Desk, monkeypatch:
     assert desk.lease("s1", 5) == []
 
 
-@pytest.mark.parametrize("lease_id", ["e", "e-1-0.1", "e0", "e10-0.1"])
-def test_what_is_no_lease_of_this_run_is_foreign_after_an_evaluation_too(desk: Desk, lease_id: str) -> None:
-    group = desk.answer(lease(desk))
-    desk.submit(group.group_id, group=group)
-    answer(desk, 0, 0, 0)
-    desk.evaluate(0)
-    assert status(desk).under_way is None
-    assert desk.submit(lease_id, group=group).verdict in (Verdict.FOREIGN, Verdict.MALFORMED)
-
-
 @pytest.mark.parametrize("lease_id", ["e0-0.1", "e0-0.2", "e0-9.1", "e10-0.1", "e0-x", "e-0.1"])
 def test_a_group_without_its_lease_does_not_count(desk: Desk, lease_id: str) -> None:
     group = desk.answer(lease(desk))
@@ -416,17 +402,6 @@ def test_a_heartbeat_keeps_a_lease_while_its_evaluation_lasts(desk: Desk) -> Non
     assert desk.expire(TTL_S - 1) == 0
 
 
-def test_faults_are_reported_once_and_a_lease_given_back_twice_is_taken_once(desk: Desk) -> None:
-    lease_id = lease(desk)
-    failed = (FailedLease(lease_id, Failure.GRADING_FAILED), FailedLease("e9-0.1", Failure.GRADING_FAILED))
-    released = release(desk.accounts, ReturnedLeases("s1", (), failed), now=desk.now).answer
-    assert released == Released(1, (Failure.GRADING_FAILED,))
-    decision = release(desk.accounts, ReturnedLeases("s1", (lease_id,), failed), now=desk.now)
-    assert decision.answer == Released(1)
-    desk.settle(decision)
-    assert lease(desk) == "e0-0.2"  # at once: it was given back unbegun
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -447,8 +422,7 @@ def test_what_is_configured_otherwise_ends_an_evaluation_as_it_stands(
         assert not any(lease_id.startswith("e") for lease_id in again.lease("s2", 4))
     again.evaluate(0)
     assert not any(lease_id.startswith("e") for lease_id in again.lease("s2", 4))
-    newest = status(again).newest
-    assert newest is not None
+    newest = present(status(again).newest)
     assert (newest.counted_prompts, newest.prompts, newest.has_score) == (0, 4, False)
     assert again.submit(lease_id, group=desk.answer(lease_id)).verdict is Verdict.DUPLICATE
     assert again.accounts.renew("s1", [lease_id], now=again.now) == (lease_id,)
@@ -481,13 +455,6 @@ def test_nothing_begins_before_the_learner_has_confirmed_the_ledger() -> None:
     desk = Desk(make_accounts(Balance(SlotBalance(next_slot=3), facts=(LEARNER,)), evaluation=SETTINGS))
     desk.evaluate(10)
     assert status(desk).under_way is None
-
-
-def test_a_sampler_that_asks_for_many_gets_each_prompt_once(desk: Desk) -> None:
-    desk.bounds = replace(desk.bounds, max_staleness_versions=20)
-    desk.trust("s1")
-    held_out = [lease_id for lease_id in desk.lease("s1", 20) if lease_id.startswith("e")]
-    assert held_out == ["e0-0.1", "e0-1.1", "e0-2.1", "e0-3.1"]
 
 
 @pytest.mark.parametrize(
@@ -554,11 +521,6 @@ def test_each_prompt_is_asked_once_where_verifiers_check(is_required: bool) -> N
     begin(desk)
     answer(desk, 0, 0, 0, 0)
     assert not any(lease_id.startswith("e") for lease_id in desk.lease("s2"))
-
-
-def test_a_run_of_one_sampler_is_evaluated_at_once_and_the_record_says_so() -> None:
-    record = evaluate(make_desk(), 0, {"s1": [1, 1, 1, 0]})
-    assert (record.answers, record.samplers, record.reward_mean) == (4, 1, 0.75)
 
 
 def test_a_sampler_that_comes_later_does_not_take_the_best_away_from_one_that_was_alone() -> None:
@@ -694,8 +656,7 @@ def test_what_a_revoked_sampler_said_goes_from_the_evaluation_under_way_and_is_a
     answer(desk, 0, 0, 0, 0, sampler_id="s1")
     desk.evaluate(0)
     revoke(desk, "liar")
-    under_way = status(desk).under_way
-    assert under_way is not None
+    under_way = present(status(desk).under_way)
     assert (under_way.counted_prompts, under_way.answers) == (4, 4)
     assert desk.submit(held, "liar", group=desk.answer(held)).verdict is Verdict.FOREIGN
     answer(desk, 0, 0, 0, 0, sampler_id="s2")
@@ -747,9 +708,7 @@ def test_an_answer_counts_once_it_is_checked(checked: Desk) -> None:
     assert (load.untrained_groups, load.untrained_bytes, untrained) == (0, 0, [])
     for counted in range(4):
         checked.evaluate(0)
-        under_way = status(checked).under_way
-        assert under_way is not None
-        assert under_way.counted_prompts == counted
+        assert present(status(checked).under_way).counted_prompts == counted
         assert check(checked, "s1", RewardCheck.AGREED).proof == ""
     newest = finished(checked, 0)
     assert (newest.counted_prompts, newest.reward_mean) == (4, 0.25)
@@ -807,12 +766,6 @@ def test_an_answer_that_cannot_be_graded_again_later_goes_from_the_score_alone(c
     assert (finished(checked).counted_prompts, finished(checked).has_score) == (3, False)
     slot = checked.accounts.evaluations.slots[0][held_out_number(0, 3)]
     assert (slot.state, slot.answer) == (SlotState.ABANDONED, None)
-
-
-def test_in_a_run_without_a_verifier_no_answer_waits_for_a_check() -> None:
-    desk = make_desk()
-    evaluate(desk, 0, {"s1": [1, 0, 0, 0]})
-    assert desk.accounts.reward_checks.next(VerifierPlaces(1), desk.now) is None
 
 
 # Restarts.

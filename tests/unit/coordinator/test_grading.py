@@ -10,7 +10,7 @@ import pytest
 from node.coordinator.ledger.ledger_rows import LedgerEngine
 from node.coordinator.work.balance import Balance
 from node.coordinator.work.checks.check_queue import Held
-from node.coordinator.work.checks.reward_checks import HELD_S, MOST_TRIES, PUT_OFF_S, RewardChecks
+from node.coordinator.work.checks.reward_checks import HELD_S, RewardChecks
 from node.coordinator.work.checks.verifier_places import VerifierPlaces
 from node.coordinator.work.decisions import findings, upkeep
 from node.coordinator.work.decisions.findings import GroupFinding
@@ -23,6 +23,7 @@ from node.values.verdict import GroupVerdict, Verdict
 from node.wire.rollouts import graded, group_from_wire, group_to_wire
 from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
 from support.groups import without_grades
+from support.present import present
 
 GRADES = GroupGrades(np.array([0.25, 1.0], np.float32), {"score": np.array([1, 4], np.float32)})
 
@@ -50,10 +51,8 @@ def state_of(desk: Desk, name: str) -> SlotState:
 
 
 def answered(desk: Desk) -> Held:
-    asked = desk.accounts.reward_checks.next(VerifierPlaces(1), desk.now)
-    assert asked is not None
-    held = desk.accounts.reward_checks.answered(asked.group_id, desk.now)
-    assert held is not None
+    asked = present(desk.accounts.reward_checks.next(VerifierPlaces(1), desk.now))
+    held = present(desk.accounts.reward_checks.answered(asked.group_id, desk.now))
     return held
 
 
@@ -74,20 +73,6 @@ def fail(desk: Desk, held: Held, detail: str) -> Any:
     return desk.settle(findings.found(desk.accounts, GroupFinding(held, finding), now=desk.now))
 
 
-def test_a_group_without_rewards_reaches_the_learner_once_it_is_graded_and_not_before(desk: Desk) -> None:
-    name = ungraded(desk)
-    assert state_of(desk, name) is SlotState.UNGRADED
-    assert desk.accounts.next_undelivered() is None
-    held = answered(desk)
-    assert (held.group_id, held.sampler_id) == (name, "s1")
-    grade(desk, name)
-    slot = desk.accounts.next_undelivered()
-    assert slot is not None
-    assert slot.state is SlotState.SPOOLED
-    assert desk.accounts.next_undelivered() is None
-    assert desk.train(1, name).refusal is None
-
-
 def test_grades_that_come_twice_or_late_change_nothing(desk: Desk) -> None:
     name = ungraded(desk)
     grade(desk, name)
@@ -98,15 +83,6 @@ def test_grades_that_come_twice_or_late_change_nothing(desk: Desk) -> None:
     (other,) = desk.lease()
     grade(desk, other)
     assert state_of(desk, other) is SlotState.LEASED
-
-
-def test_a_sampler_that_sends_rewards_anyway_is_refused_by_name(desk: Desk) -> None:
-    (name,) = desk.lease()
-    refused = desk.submit(name, group=desk.answer(name))
-    assert refused.verdict is Verdict.MALFORMED
-    assert "rewards from 0 to 1, and verifiers grade" in refused.detail
-    assert state_of(desk, name) is SlotState.AVAILABLE
-    assert desk.accounts.standings.of("s1").allowance < 100
 
 
 def test_a_group_without_rewards_is_refused_where_samplers_grade() -> None:
@@ -162,8 +138,7 @@ def test_groups_that_wait_for_grades_are_asked_for_again_after_a_restart(desk: D
     again = make_accounts(balance, verifiers_grade=True)
     again.reward_checks.open()
     assert again.next_undelivered() is None
-    asked = again.reward_checks.next(VerifierPlaces(1), NOW_S)
-    assert asked is not None
+    asked = present(again.reward_checks.next(VerifierPlaces(1), NOW_S))
     assert (asked.group_id, asked.sampler_id) == (name, "s1")
     assert again.ungraded_since_s() == NOW_S
 
@@ -220,8 +195,7 @@ def test_a_group_with_its_grades_takes_its_own_place_in_the_ledger(
 
         desk.settle = settle  # type: ignore[method-assign]
         name = ungraded(desk)
-        bare = ledger.group(0)
-        assert bare is not None
+        bare = present(ledger.group(0))
         assert ledger.balance().slots.open_ones[0].state is SlotState.UNGRADED
         whole = replace(bare, header=b"a header with rewards", columns=bare.columns + b" and rewards")
         put_grades(desk, whole)
@@ -254,17 +228,6 @@ def patient() -> VerifierPlaces:
     return VerifierPlaces(64, is_patient=True)
 
 
-def test_a_group_is_at_one_verifier_until_that_has_gone() -> None:
-    checks, first, second = opened(), patient(), patient()
-    name = draw(checks)
-    assert checks.next(first, NOW_S) is not None
-    assert checks.next(second, NOW_S) is None
-    checks.left([name])
-    again = checks.next(second, NOW_S)
-    assert again is not None
-    assert (again.group_id, again.tries) == (name, 1)
-
-
 def test_a_group_goes_to_another_verifier_once_the_first_is_silent_and_never_to_the_same_again() -> None:
     checks, first, second = opened(), patient(), patient()
     earlier, name = draw(checks), draw(checks, 2)
@@ -276,9 +239,7 @@ def test_a_group_goes_to_another_verifier_once_the_first_is_silent_and_never_to_
     for group_id in first.out_of_patience(NOW_S + 2 * HELD_S + 1):
         checks.offer(group_id)
     assert checks.next(first, NOW_S) is None
-    again = checks.next(second, NOW_S)
-    assert again is not None
-    assert again.group_id == name
+    assert present(checks.next(second, NOW_S)).group_id == name
 
 
 def test_a_verifier_that_answers_for_other_groups_does_not_keep_one_for_ever() -> None:
@@ -293,30 +254,6 @@ def test_a_verifier_that_answers_for_other_groups_does_not_keep_one_for_ever() -
     assert first.out_of_patience(NOW_S + HELD_S + 1) == [name]
     checks.offer(name)
     assert checks.next(second, NOW_S) is not None
-
-
-def test_a_group_whose_grader_cannot_be_asked_is_sent_again_a_little_later() -> None:
-    checks, one = opened(), patient()
-    name = draw(checks)
-    checks.next(one, NOW_S)
-    one.answer(name, NOW_S)
-    assert checks.put_off(name, NOW_S)
-    checks.turn(NOW_S + PUT_OFF_S - 1)
-    assert checks.next(one, NOW_S) is None
-    checks.turn(NOW_S + PUT_OFF_S)
-    assert checks.next(one, NOW_S) is not None
-
-
-def test_a_group_that_too_many_verifiers_left_unanswered_is_given_up() -> None:
-    checks = opened()
-    name = draw(checks)
-    for _ in range(MOST_TRIES):
-        assert checks.hopeless(NOW_S) == []
-        assert checks.next(patient(), NOW_S) is not None
-        checks.left([name])
-    assert [held.group_id for held in checks.hopeless(NOW_S)] == [name]
-    assert checks.next(patient(), NOW_S) is None
-    assert checks.hopeless(NOW_S) == []
 
 
 def test_groups_that_are_graded_go_on_while_no_verifier_is_there() -> None:

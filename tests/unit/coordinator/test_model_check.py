@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
-
 from node.coordinator.work.balance import Balance
 from node.coordinator.work.decisions import leasing, step_history
 from node.coordinator.work.decisions.leasing import LeaseRequest
@@ -14,7 +12,7 @@ from node.coordinator.work.terms.model_check import (
     check_chat_template,
     check_model,
 )
-from node.errors import Reason, RefusedError
+from node.errors import Reason
 from node.values.policy import PolicyVersion
 from node.weights.format.layout import Layout, TensorSpec
 from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
@@ -109,7 +107,5 @@ def test_a_peer_with_another_layout_is_told_in_which_numbers_it_differs() -> Non
         (learner.layout_summary, ": it has tensors of other names or shapes; give"),
         ("", f"is {LEARNER.layout_digest.hex()}; give"),
     ):
-        with pytest.raises(RefusedError) as error:
+        with refused(Reason.LAYOUT_MISMATCH, said):
             check_model(b"x" * 16, LEARNER.tokenizer_digest, learner, layout_summary=summary)
-        assert error.value.reason is Reason.LAYOUT_MISMATCH
-        assert said in str(error.value)

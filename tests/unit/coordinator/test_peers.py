@@ -1,6 +1,5 @@
 """Reports of peers, and what they are told."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,13 +15,12 @@ from node.coordinator.peers import Peers
 from node.coordinator.run_status import changes_of
 from node.coordinator.work.balance import Balance
 from node.coordinator.work.version_log import Announced
-from node.errors import Reason, RefusedError
+from node.errors import RefusedError
 from node.identity.peer import Peer
-from node.values.peer_figures import SamplerFigures
 from node.values.policy import PolicyVersion
 from node.values.run import PeerQuery, Role
 from node.values.verdict import GroupVerdict, Verdict
-from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
+from support.coordinator import LEARNER, NOW_S, make_accounts
 
 SAMPLER = Peer("run", Role.SAMPLER, "s1")
 HEAD = PolicyVersion(3, b"r" * 16)
@@ -134,49 +132,6 @@ def test_a_verifier_holds_no_version_and_is_never_behind(peers: Peers) -> None:
     assert lags["v1"] == (0, 0.0)
     assert rows[0].node_id == "s1"
     assert lags["s1"][0] > 0
-
-
-def test_a_row_counts_the_samplers_groups_from_the_ledger(registry: CollectorRegistry) -> None:
-    desk = Desk()
-    desk.lease("s1", 2)
-    desk.submit("0.1")
-    desk.submit("1.1")
-    desk.train(1, "0.1", staleness=3)
-    metrics = CoordinatorMetrics(registry)
-    peers = Peers(
-        desk.accounts,
-        silent_after_s=10,
-        heartbeat_interval_s=2.0,
-        head=lambda: None,
-        metrics=metrics,
-    )
-    peers.join(SAMPLER, Joining(None), now=NOW_S)
-    (row,), _ = PeerTable(peers, revoked=tuple).page(PeerQuery(), NOW_S)
-    assert row.verdicts == {"spooled": 2, "trained": 1}
-    assert row.staleness_mean_versions == 3.0
-
-
-def test_a_peer_that_did_not_join_is_not_heard(peers: Peers) -> None:
-    with pytest.raises(RefusedError) as error:
-        peers.heartbeat(Peer("run", Role.SAMPLER, "s2"), heartbeat(), now=NOW_S)
-    assert error.value.reason is Reason.NOT_JOINED
-
-
-def test_a_row_has_the_numbers_of_the_newest_heartbeat(peers: Peers) -> None:
-    for starving_s in (0.0, 90.0):
-        report = replace(heartbeat(), sampler=SamplerFigures(starving_s=starving_s))
-        peers.heartbeat(SAMPLER, report, now=NOW_S)
-    (row,), _ = PeerTable(peers, revoked=tuple).page(PeerQuery(), NOW_S)
-    assert row.sampler == SamplerFigures(starving_s=90.0)
-
-
-def test_no_number_of_samplers_says_which_grader_is_the_runs(peers: Peers) -> None:
-    liars = [Peer("run", Role.SAMPLER, f"liar-{number}") for number in range(3)]
-    for sampler in (*liars, SAMPLER):
-        digest = b"h" * 16 if sampler is SAMPLER else b"x" * 16
-        peers.join(sampler, Joining(None, grader_digest=digest), now=NOW_S)
-    peers.expire(NOW_S + 1)
-    assert not any(map(peers.objection_to_grader, (*liars, SAMPLER)))
 
 
 def test_a_verifier_says_which_grader_is_the_runs(peers: Peers) -> None:

@@ -22,16 +22,6 @@ def pending_of(count: int, *, capacity: int = 10) -> PendingVerdicts:
     return pending
 
 
-def test_what_was_heard_goes_and_what_was_only_told_stays() -> None:
-    pending = pending_of(5)
-    assert numbers(pending.take(2, has_heard=False)) == [0, 1]
-    assert numbers(pending.take(2, has_heard=False)) == [0, 1]
-    assert numbers(pending.take(2, has_heard=True)) == [2, 3]
-    assert numbers(pending.take(2, has_heard=True)) == [4]
-    assert pending.take(2, has_heard=True) == ()
-    assert len(pending) == 0
-
-
 def test_the_oldest_go_when_it_is_full_even_where_they_were_told() -> None:
     pending = pending_of(3, capacity=3)
     pending.take(2, has_heard=False)

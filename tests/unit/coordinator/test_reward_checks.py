@@ -34,6 +34,7 @@ from node.errors import Reason
 from node.values.reward_finding import RewardCheck, RewardFinding
 from node.values.verdict import Verdict
 from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
+from support.present import present
 from support.refusals import refused
 
 WIDE = Bounds(
@@ -104,8 +105,8 @@ def desk() -> Desk:
     return desk
 
 
-def spool(desk: Desk, sampler_id: str, n: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setattr(RewardChecks, "_number", lambda self, group_id: 0.0)
+def spool(desk: Desk, sampler_id: str, n: int) -> list[str]:
+    """Submit groups of a sampler that has too few checks for any to be passed over."""
     names = desk.lease(sampler_id, n)
     for name in names:
         assert desk.submit(name, sampler_id).verdict is Verdict.SPOOLED
@@ -145,8 +146,11 @@ def test_steady_lies_are_found_within_thirteen_groups_on_average(honest_groups: 
 def test_as_many_groups_are_drawn_as_the_share_says_and_others_with_another_secret() -> None:
     chosen = []
     for secret in (b"one", b"two"):
-        checks = RewardChecks(secret, most_held=ROOM, most_owed_bytes=0)
-        chosen.append({n for n in range(4000) if checks._number(f"{n}.1") < 0.25})
+        checks = RewardChecks(secret, most_held=10_000, most_owed_bytes=0)
+        checks.open()
+        for n in range(4000):
+            draw(checks, n, share=0.25)
+        chosen.append({n for n in range(4000) if checks.is_held(n)})
         assert len(chosen[-1]) == pytest.approx(1000, abs=100)
     assert len(chosen[0] & chosen[1]) == pytest.approx(250, abs=60)
 
@@ -175,8 +179,7 @@ def test_a_group_is_held_until_what_was_found_is_settled() -> None:
 def test_a_slot_whose_group_was_replaced_meanwhile_stays_held_for_the_new_one() -> None:
     checks = opened()
     draw(checks, 1)
-    old = checks.next(verifier(checks), NOW_S)
-    assert old is not None
+    old = present(checks.next(verifier(checks), NOW_S))
     checks.drop(1)
     checks.draw(Held(1, "1.2", "s2", NOW_S), share=1.0)
     checks.let_go(old)
@@ -211,8 +214,7 @@ def test_a_proven_sampler_whose_groups_are_dear_waits_as_well() -> None:
     one = verifier(checks)
     for slot, name, took_s in ((1, "slow", 20.0), (2, "quick", 0.1)):
         draw(checks, slot, name)
-        held = checks.next(one, NOW_S)
-        assert held is not None
+        held = present(checks.next(one, NOW_S))
         assert one.answer(held.group_id, NOW_S + took_s)
         checks.let_go(held)
     for slot in (3, 4):
@@ -238,8 +240,7 @@ def test_what_a_verifier_had_that_has_gone_is_checked_by_the_next_until_it_has_e
     draw(checks, 1)
     for tries in range(MOST_TRIES):
         one = verifier(checks)
-        held = checks.next(one, NOW_S)
-        assert held is not None
+        held = present(checks.next(one, NOW_S))
         assert held.tries == tries
         gone(checks, one)
     assert [held.group_id for held in checks.hopeless(NOW_S)] == ["1.1"]
@@ -257,8 +258,7 @@ def test_another_verifier_is_asked_about_a_group_and_whichever_answers_first_dec
     checks.offer(name)
     assert checks.next(hung, NOW_S) is None
     assert checks.next(healthy, NOW_S) is not None
-    held = answer(checks, healthy, name)
-    assert held is not None
+    held = present(answer(checks, healthy, name))
     assert held.tries == 0
     assert answer(checks, hung, name) is None
     checks.let_go(held)
@@ -273,8 +273,7 @@ def test_a_late_check_is_held_against_a_sampler_once_every_verifier_is_late_with
     assert checks.turned_late(name) is None
     checks.offer(name)
     checks.next(second, NOW_S)
-    late = checks.turned_late(name)
-    assert late is not None
+    assert checks.turned_late(name) is not None
     assert checks.turned_late(name) is None  # once
     assert checks.is_held(1)
     for _ in range(MOST_TRIES * 2 - 3):
@@ -329,8 +328,7 @@ def test_the_bytes_of_what_is_owed_are_kept_and_no_others() -> None:
     one = verifier(checks)
     while checks.next(one, NOW_S) is not None:
         pass
-    held = answer(checks, one, "2.1")
-    assert held is not None
+    held = present(answer(checks, one, "2.1"))
     assert checks.kept([consumed(2)]) == frozenset()
     checks.let_go(held)
     checks.drop(1)  # the learner refused it
@@ -341,8 +339,7 @@ def test_what_is_owed_when_the_process_ends_is_checked_after_the_next_start() ->
     checks = RewardChecks(b"other", most_held=ROOM, most_owed_bytes=1 << 20)
     checks.restore([Held(7, "7.1", "s1", NOW_S, prompt_index=3, size_bytes=10)])
     checks.open()
-    held = checks.next(verifier(checks), NOW_S)
-    assert held is not None
+    held = present(checks.next(verifier(checks), NOW_S))
     assert (held.group_id, held.prompt_index) == ("7.1", 3)
     assert not checks.is_held(7)
 
@@ -359,8 +356,7 @@ def test_where_a_verifier_is_required_every_group_waits_for_one_and_the_drawn_on
     assert checks.is_held(1)
     assert not checks.is_held(2)
     one = verifier(checks)
-    sent = checks.next(one, NOW_S)
-    assert sent is not None
+    sent = present(checks.next(one, NOW_S))
     answer(checks, one, sent.group_id)
     checks.let_go(sent)
     assert not checks.is_held(1)
@@ -388,9 +384,7 @@ def test_a_check_whose_finding_never_came_to_disk_is_asked_for_again() -> None:
     checks.turn(NOW_S + HELD_S)
     assert checks.next(one, NOW_S) is None
     checks.turn(NOW_S + HELD_S + 1)
-    again = checks.next(one, NOW_S)
-    assert again is not None
-    assert again.group_id == "1.1"
+    assert present(checks.next(one, NOW_S)).group_id == "1.1"
     assert checks.is_held(1)
 
 
@@ -401,18 +395,15 @@ def test_required_checks_are_never_passed_over_however_many_groups_are_held() ->
     assert (len(checks), checks.passed_over) == (ROOM + 3, 0)
 
 
-def test_a_group_that_waited_for_a_required_check_before_a_restart_is_drawn_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_group_that_waited_for_a_required_check_before_a_restart_is_drawn_again() -> None:
     desk = Desk(make_accounts(prompts=1000, bounds=WIDE, require_verifier=True))
-    (name,) = spool(desk, "liar", 1, monkeypatch)
+    (name,) = spool(desk, "liar", 1)
     slot, _ = slot_and_attempt(name)
     balance = Balance(slots=SlotBalance(tuple(desk.accounts.slots.open_slots.values()), next_slot=1))
     again = make_accounts(balance, prompts=1000, bounds=WIDE, require_verifier=True)
     again.reward_checks.open()
     assert again.reward_checks.is_held(slot)
-    held = again.reward_checks.next(VerifierPlaces(1), NOW_S)
-    assert held is not None
+    held = present(again.reward_checks.next(VerifierPlaces(1), NOW_S))
     assert (held.group_id, held.sampler_id) == (name, "liar")
 
 
@@ -424,15 +415,13 @@ def sent(desk: Desk) -> list[str]:
     return names
 
 
-def test_newcomers_fill_their_part_of_a_batch_while_a_proven_sampler_is_at_work(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_newcomers_fill_their_part_of_a_batch_while_a_proven_sampler_is_at_work(desk: Desk) -> None:
     accounts = desk.accounts
     accounts.reward_checks.close()
     accounts.terms = replace(accounts.terms, newcomers_part=0.5)  # one group of a batch of two
     accounts.standings.apply(Standing("honest", allowance=100, checks=PROVEN_CHECKS))
     (leased,) = desk.lease("honest", 1)
-    spool(desk, "liar", 3, monkeypatch)
+    spool(desk, "liar", 3)
     assert sent(desk) == ["liar"]
     assert accounts.waiting_newcomers() == 2
     desk.submit(leased, "honest")
@@ -442,12 +431,12 @@ def test_newcomers_fill_their_part_of_a_batch_while_a_proven_sampler_is_at_work(
     assert len(accounts.slots.open.delivered()) == 4
 
 
-def test_a_newcomers_groups_go_once_it_has_its_checks(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_newcomers_groups_go_once_it_has_its_checks(desk: Desk) -> None:
     accounts = desk.accounts
     accounts.terms = replace(accounts.terms, newcomers_part=0.5)
     accounts.standings.apply(Standing("other", allowance=100, checks=PROVEN_CHECKS))
     desk.lease("other", 1)
-    spool(desk, "honest", PROVEN_CHECKS + 2, monkeypatch)
+    spool(desk, "honest", PROVEN_CHECKS + 2)
     assert sent(desk) == []
     for _ in range(PROVEN_CHECKS - 1):
         find(desk, RewardCheck.AGREED, sampler_id="honest")
@@ -456,10 +445,10 @@ def test_a_newcomers_groups_go_once_it_has_its_checks(desk: Desk, monkeypatch: p
     assert sent(desk) == ["honest"] * (PROVEN_CHECKS - 1)
 
 
-def test_newcomers_alone_fill_whole_batches(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newcomers_alone_fill_whole_batches(desk: Desk) -> None:
     desk.accounts.reward_checks.close()
     desk.accounts.terms = replace(desk.accounts.terms, newcomers_part=0.5)
-    spool(desk, "liar", 4, monkeypatch)
+    spool(desk, "liar", 4)
     assert sent(desk) == ["liar"] * 4
 
 
@@ -503,49 +492,24 @@ def test_where_the_grader_is_deterministic_one_difference_is_proof() -> None:
     assert not is_proof(stake_after(0.0, checks=0, differs=False, noise_ratio=0.0))
 
 
-def test_a_held_group_is_passed_over_and_those_behind_it_are_delivered(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = spool(desk, "honest", 2, monkeypatch)
+def test_a_held_group_is_passed_over_and_those_behind_it_are_delivered(desk: Desk) -> None:
+    first, second = spool(desk, "honest", 2)
     checks, slots = desk.accounts.reward_checks, desk.accounts.slots
     assert slots.open.next_undelivered(checks.is_held) is None
     find(desk, RewardCheck.AGREED, sampler_id="honest")
-    delivered = slots.open.next_undelivered(checks.is_held)
-    assert delivered is not None
-    assert delivered.number == slot_and_attempt(first)[0]
+    assert present(slots.open.next_undelivered(checks.is_held)).number == slot_and_attempt(first)[0]
     assert slots.open.next_undelivered(checks.is_held) is None
     assert state_of(desk, second) is SlotState.SPOOLED
 
 
-def test_a_proven_liar_loses_its_leases_and_untrained_groups_and_nobody_else_any(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lies = spool(desk, "liar", 3, monkeypatch)
-    true = spool(desk, "honest", 2, monkeypatch)
-    leased = desk.lease("liar", 2)
-    checked = find(desk, RewardCheck.DISAGREED)
-    assert {verdict.group_id for verdict in checked.thrown_out} == set(lies)
-    assert {verdict.verdict for verdict in checked.thrown_out} == {Verdict.SUSPECT}
-    assert "in 1 of 1 checks: completion 0 claims 1" in checked.proof
-    assert {state_of(desk, name) for name in (*lies, *leased)} == {SlotState.AVAILABLE}
-    assert {state_of(desk, name) for name in true} == {SlotState.SPOOLED}
-    assert desk.accounts.tallies.of("liar").verdicts[Verdict.SUSPECT] == 3
-    assert not any(desk.accounts.reward_checks.is_held(slot_and_attempt(name)[0]) for name in lies)
-    refused = desk.ask("liar", 4)
-    assert (refused.leases, refused.waits_for) == ((), "quarantine")
-    assert desk.submit(leased[0], "liar").verdict is Verdict.SUSPECT
-    assert desk.lease("honest", 1)
-
-
 def test_a_step_record_on_its_way_is_taken_though_its_group_was_thrown_out_after_the_last_attempt(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: Desk,
 ) -> None:
     """The learner trains on the group while a verifier proves that its sampler lies."""
     (lease,) = desk.lease("honest")
     for _ in range(MAX_ATTEMPTS - 1):
         desk.expire(after_s=1e4)
         (lease,) = desk.lease("liar")
-    monkeypatch.setattr(RewardChecks, "_number", lambda self, group_id: 0.0)
     assert desk.submit(lease, "liar").verdict is Verdict.SPOOLED
     find(desk, RewardCheck.DISAGREED)
     assert desk.accounts.standings.of("liar").is_proven_liar
@@ -557,8 +521,8 @@ def test_a_step_record_on_its_way_is_taken_though_its_group_was_thrown_out_after
     assert desk.accounts.slots.counts()[SlotState.TRAINED] == 1
 
 
-def test_only_an_operator_forgives_a_proven_liar(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    spool(desk, "liar", 1, monkeypatch)
+def test_only_an_operator_forgives_a_proven_liar(desk: Desk) -> None:
+    spool(desk, "liar", 1)
     find(desk, RewardCheck.DISAGREED)
     desk.settle(trust.quarantine(desk.accounts, Quarantine("liar", ""), now=desk.now))
     assert desk.accounts.standings.of("liar").is_proven_liar
@@ -569,10 +533,8 @@ def test_only_an_operator_forgives_a_proven_liar(desk: Desk, monkeypatch: pytest
     assert desk.accounts.standings.of("liar").checks == 0
 
 
-def test_a_difference_that_noise_explains_costs_the_group_alone(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = spool(desk, "liar", 2, monkeypatch)
+def test_a_difference_that_noise_explains_costs_the_group_alone(desk: Desk) -> None:
+    first, second = spool(desk, "liar", 2)
     checked = find(desk, RewardCheck.DISAGREED, noise_ratio=0.02)
     assert [verdict.group_id for verdict in checked.thrown_out] == [first]
     assert checked.proof == ""
@@ -581,17 +543,15 @@ def test_a_difference_that_noise_explains_costs_the_group_alone(
     assert (standing.checks, standing.differing, standing.quarantine) == (1, 1, "")
 
 
-def test_a_group_that_cannot_be_graded_is_thrown_out_as_refused_and_proves_nothing(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (name,) = spool(desk, "liar", 1, monkeypatch)
+def test_a_group_that_cannot_be_graded_is_thrown_out_as_refused_and_proves_nothing(desk: Desk) -> None:
+    (name,) = spool(desk, "liar", 1)
     before = desk.accounts.standings.of("liar")
     assert [one.group_id for one in find(desk, RewardCheck.UNGRADABLE).thrown_out] == [name]
     assert desk.accounts.standings.of("liar") == before.after_refusal(now=desk.now)
 
 
-def test_a_check_that_could_not_be_made_changes_nothing(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    (name,) = spool(desk, "liar", 1, monkeypatch)
+def test_a_check_that_could_not_be_made_changes_nothing(desk: Desk) -> None:
+    (name,) = spool(desk, "liar", 1)
     before = desk.accounts.standings.of("liar")
     skipped = find(desk, RewardCheck.SKIPPED)
     assert (skipped.thrown_out, skipped.proof) == ((), "")
@@ -600,27 +560,13 @@ def test_a_check_that_could_not_be_made_changes_nothing(desk: Desk, monkeypatch:
     assert not desk.accounts.reward_checks.is_held(slot_and_attempt(name)[0])
 
 
-def test_a_lie_that_is_found_late_is_held_against_its_sampler_all_the_same(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (name,) = spool(desk, "liar", 1, monkeypatch)
-    held = desk.accounts.reward_checks.next(VerifierPlaces(1), desk.now)
-    assert held is not None
-    desk.train(1, name)
-    finding = RewardFinding(name, RewardCheck.DISAGREED, "late")
-    checked = desk.settle(findings.found(desk.accounts, GroupFinding(held, finding, 0.0), now=desk.now))
-    assert checked.thrown_out == ()
-    assert "in 1 of 1 checks: late" in checked.proof
-
-
 @pytest.mark.parametrize("outcome", [RewardCheck.UNGRADABLE, RewardCheck.DISAGREED])
 def test_a_group_that_the_learner_has_is_not_sampled_again_for_a_finding_that_proves_nothing(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, outcome: RewardCheck
+    desk: Desk, outcome: RewardCheck
 ) -> None:
-    (name,) = spool(desk, "liar", 1, monkeypatch)
+    (name,) = spool(desk, "liar", 1)
     checks = desk.accounts.reward_checks
-    held = checks.next(VerifierPlaces(1), desk.now)
-    assert held is not None
+    held = present(checks.next(VerifierPlaces(1), desk.now))
     checks.close()
     assert desk.accounts.slots.open.next_undelivered(checks.is_held) is not None
     before = desk.accounts.standings.of("liar")
@@ -631,25 +577,12 @@ def test_a_group_that_the_learner_has_is_not_sampled_again_for_a_finding_that_pr
     assert desk.accounts.standings.of("liar") != before
 
 
-def test_a_finding_that_was_lost_has_its_group_checked_again_before_it_is_delivered() -> None:
-    checks = opened()
-    draw(checks, 1)
-    one = verifier(checks)
-    held = checks.next(one, NOW_S)
-    assert held is not None
-    answer(checks, one, "1.1")
-    checks.ask_again(held)
-    assert checks.is_held(1)
-    assert checks.next(one, NOW_S) == held
-
-
 def test_what_was_found_is_settled_before_the_group_goes_although_the_last_verifier_has_gone() -> None:
     checks = opened()
     draw(checks, 1)
     draw(checks, 2)
     one = verifier(checks)
-    held = checks.next(one, NOW_S)
-    assert held is not None
+    checks.next(one, NOW_S)
     answer(checks, one, "1.1")
     checks.close()
     assert [checks.is_held(slot) for slot in (1, 2)] == [True, False]
@@ -666,8 +599,8 @@ def test_a_clock_that_is_set_back_puts_no_check_off_for_longer() -> None:
     assert checks.next(one, NOW_S) is not None
 
 
-def test_going_back_to_the_ledger_lets_every_group_go(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    (name,) = spool(desk, "honest", 1, monkeypatch)
+def test_going_back_to_the_ledger_lets_every_group_go(desk: Desk) -> None:
+    (name,) = spool(desk, "honest", 1)
     checks = desk.accounts.reward_checks
     assert checks.is_held(slot_and_attempt(name)[0])
     desk.accounts.go_back(Balance(facts=(LEARNER,)), now=desk.now)
@@ -675,10 +608,7 @@ def test_going_back_to_the_ledger_lets_every_group_go(desk: Desk, monkeypatch: p
     assert checks.is_open
 
 
-def test_a_newcomer_is_leased_as_much_as_it_may_have_held_and_waits_for_its_own_checks(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(RewardChecks, "_number", lambda self, group_id: 0.0)
+def test_a_newcomer_is_leased_as_much_as_it_may_have_held_and_waits_for_its_own_checks(desk: Desk) -> None:
     grant = desk.ask("liar", 40)
     assert (len(grant.leases), grant.waits_for) == (16, "checks")  # half of 32
     for lease in grant.leases:
@@ -693,10 +623,7 @@ def test_a_newcomer_is_leased_as_much_as_it_may_have_held_and_waits_for_its_own_
     assert len(desk.ask("liar", 9).leases) == 2
 
 
-def test_what_was_leased_before_others_came_waits_at_its_sampler_once_the_room_is_shared(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(RewardChecks, "_number", lambda self, group_id: 0.0)
+def test_what_was_leased_before_others_came_waits_at_its_sampler_once_the_room_is_shared(desk: Desk) -> None:
     leased = desk.lease("liar", 16)
     for name in desk.lease("honest", 10):
         assert desk.submit(name, "honest").verdict is Verdict.SPOOLED
@@ -709,24 +636,9 @@ def test_what_was_leased_before_others_came_waits_at_its_sampler_once_the_room_i
     assert desk.submit(leased[11], "liar").verdict is Verdict.SPOOLED
 
 
-def test_a_check_that_is_late_counts_against_its_sampler_and_the_group_goes_on_waiting(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (name,) = spool(desk, "liar", 1, monkeypatch)
-    held = desk.accounts.reward_checks.next(VerifierPlaces(1), desk.now)
-    assert held is not None
-    before = desk.accounts.standings.of("liar")
-    desk.settle(findings.check_late(desk.accounts, held, now=desk.now))
-    assert desk.accounts.standings.of("liar") == before.after_refusal(now=desk.now)
-    assert desk.accounts.reward_checks.is_held(slot_and_attempt(name)[0])
-    assert sent(desk) == []
-
-
-def test_a_lie_that_was_trained_on_unchecked_is_proof_when_it_is_found(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lie_that_was_trained_on_unchecked_is_proof_when_it_is_found(desk: Desk) -> None:
     desk.accounts.reward_checks.close()
-    lie, waiting = spool(desk, "liar", 2, monkeypatch)
+    lie, waiting = spool(desk, "liar", 2)
     assert sent(desk) == ["liar"] * 2
     desk.train(1, lie)
     desk.accounts.reward_checks.open()

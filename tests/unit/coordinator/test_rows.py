@@ -11,7 +11,7 @@ from node.coordinator.data.rows import HeldOut, Rows
 from node.coordinator.work.terms.run_data import NO_DATA, DataSeen
 from node.errors import ConfigError, Reason
 from node.values.limits import ROW_BYTES
-from support.refusals import misconfigured, refused
+from support.refusals import misconfigured, naming, refused
 
 
 @pytest.fixture
@@ -44,16 +44,18 @@ def test_the_last_rows_are_held_out(indexed: Callable[..., Rows]) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("{", "line 3 of d is not JSON"),
-        ("[1]", "line 3 of d is list, not a JSON object"),
-        ('{"n": NaN}', "line 3 of d is not JSON: NaN is not a JSON number; write null"),
-        (json.dumps({"text": "x" * ROW_BYTES}), "line 3 of d is longer than 262144 bytes"),
-        ("[" * 100_000, "line 3 of d is not JSON"),
-        (b'{"a": "\xff"}', "line 3 of d is not JSON"),
+        ("{", ("line 3 of d", "JSON")),
+        ("[1]", ("line 3 of d", "list")),
+        ('{"n": NaN}', ("line 3 of d", "NaN", "null")),
+        (json.dumps({"text": "x" * ROW_BYTES}), ("line 3 of d", "262144 bytes")),
+        ("[" * 100_000, ("line 3 of d", "JSON")),
+        (b'{"a": "\xff"}', ("line 3 of d", "JSON")),
     ],
 )
-def test_a_bad_row_is_named_by_its_line(indexed: Callable[..., Rows], line: str | bytes, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_bad_row_is_named_by_its_line(
+    indexed: Callable[..., Rows], line: str | bytes, said: tuple[str, ...]
+) -> None:
+    with naming(ConfigError, *said):
         indexed("{}", "", line, "{}")
 
 

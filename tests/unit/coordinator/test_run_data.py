@@ -6,6 +6,7 @@ import pytest
 
 from node.coordinator.work.terms.run_data import NO_DATA, DataSeen, agreed_data
 from node.errors import ConfigError
+from support.refusals import naming
 
 SEEN = DataSeen(b"d" * 16, 100, 10, held_out_at=90)
 
@@ -16,9 +17,7 @@ SEEN = DataSeen(b"d" * 16, 100, 10, held_out_at=90)
 def test_a_run_that_has_leased_keeps_its_data(now: DataSeen) -> None:
     assert agreed_data(SEEN, SEEN, known_part=SEEN.digest, next_slot=5) is None
     assert agreed_data(SEEN, now, known_part=b"", next_slot=0) == now
-    with pytest.raises(
-        ConfigError, match=r"began with 100 rows, digest 646464646464, 10 held out from row 90"
-    ):
+    with naming(ConfigError, "100 rows", "646464646464", "row 90"):
         agreed_data(SEEN, now, known_part=now.digest, next_slot=5)
 
 
@@ -28,12 +27,12 @@ def test_rows_may_be_added_and_are_asked_for_from_the_next_slot_on() -> None:
     assert grown == replace(more, first_slot=5)
     assert agreed_data(grown, more, known_part=more.digest, next_slot=9) is None
     for wrong in (replace(more, held_out_at=110), replace(more, evaluation_rows=0), replace(more, rows=99)):
-        with pytest.raises(ConfigError, match="rows may only be added at the end of file"):
+        with pytest.raises(ConfigError):
             agreed_data(SEEN, wrong, known_part=SEEN.digest, next_slot=5)
-    with pytest.raises(ConfigError, match="this run began with 100 rows"):
+    with naming(ConfigError, "100 rows"):
         agreed_data(SEEN, more, known_part=b"f" * 16, next_slot=5)
 
 
 def test_a_run_that_began_without_data_goes_on_without() -> None:
-    with pytest.raises(ConfigError, match="this run began with no data"):
+    with pytest.raises(ConfigError):
         agreed_data(NO_DATA, SEEN, known_part=b"", next_slot=5)

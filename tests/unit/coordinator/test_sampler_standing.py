@@ -187,19 +187,6 @@ def test_a_quarantined_sampler_is_leased_a_probe_now_and_then_and_nothing_else()
     assert len(desk.lease("s1", 8)) == 0, "it holds others yet"
 
 
-def test_what_a_revoked_sampler_holds_is_free_at_once_and_its_word_is_gone() -> None:
-    desk = wide_desk()
-    held = desk.lease("gone", 9)
-    desk.fail(held[0], "gone", fault=Failure.PROMPT_TOO_LONG)
-    assert len(desk.accounts.bad_prompts) == 1
-    undone = desk.settle(trust.revocation(desk.accounts, {"gone", "another"}, now=desk.now))
-    assert (undone.leases, undone.prompts) == (8, 1)
-    assert desk.accounts.load().running_groups == 0
-    assert len(desk.accounts.bad_prompts) == 0
-    assert desk.submit(held[1], "gone").verdict is Verdict.FOREIGN
-    assert desk.settle(trust.revocation(desk.accounts, {"gone"}, now=desk.now)) == trust.Undone(0, 0)
-
-
 def test_an_operator_pardons_a_sampler_and_its_prompts_are_asked_again() -> None:
     desk = wide_desk()
     for lease_id in desk.lease("s1", 9):

@@ -25,6 +25,7 @@ from node.coordinator.work.slots.slot_table import Claim
 from node.values.failure import FAULTS, FailedLease, Failure
 from node.values.verdict import Verdict
 from support.coordinator import BOUNDS, NOW_S, RETRY_S, TTL_S, Desk, make_accounts, make_answer
+from support.present import present
 
 
 @pytest.fixture
@@ -37,36 +38,10 @@ def state(desk: Desk, number: int = 0) -> SlotState:
 
 
 def refuse(desk: Desk, lease_id: str) -> None:
-    parsed = parse_group_id(lease_id)
-    assert parsed is not None
+    parsed = present(parse_group_id(lease_id))
     slot = desk.accounts.slots.refused(*parsed)
     if slot is not None:
         desk.accounts.apply(Transaction(slots=(slot,)), now=desk.now)
-
-
-def test_an_expired_lease_puts_its_prompt_up_for_another_attempt_first(desk: Desk) -> None:
-    desk.lease("s1", 2)
-    prompt_index = desk.accounts.slots.open_slots[0].prompt_index
-    assert desk.expire(TTL_S) == 2
-    assert desk.lease("s2", 3) == ["0.2", "1.2", "2.1"]
-    assert desk.accounts.slots.open_slots[0].prompt_index == prompt_index
-
-
-def test_a_lease_does_not_expire_before_its_time_or_when_renewed(desk: Desk) -> None:
-    desk.lease()
-    assert desk.expire(TTL_S - 1) == 0
-    assert not desk.accounts.slots.renew("s1", "0.1", now=desk.now)
-    assert desk.expire(TTL_S - 1) == 0
-    assert desk.expire(1) == 1
-
-
-def test_the_first_attempt_submitted_wins_however_late_it_is(desk: Desk) -> None:
-    desk.lease("s1")
-    desk.expire(TTL_S)
-    desk.lease("s2")
-    assert desk.submit("0.1", "s1").verdict is Verdict.SPOOLED
-    assert desk.accounts.slots.renew("s2", "0.2", now=desk.now)
-    assert desk.submit("0.2", "s2").verdict is Verdict.DUPLICATE
 
 
 def test_an_expired_lease_is_not_lost_while_nobody_else_has_the_prompt(desk: Desk) -> None:
@@ -109,14 +84,6 @@ def test_a_refused_group_puts_its_slot_up_again_five_times_and_no_more(desk: Des
     assert desk.submit("0.5").verdict is Verdict.DUPLICATE
 
 
-def test_a_refused_group_cannot_be_submitted_again(desk: Desk) -> None:
-    desk.lease()
-    desk.submit("0.1")
-    refuse(desk, "0.1")
-    assert desk.submit("0.1").verdict is Verdict.DUPLICATE
-    assert state(desk) is SlotState.AVAILABLE
-
-
 def test_a_judgement_on_an_earlier_attempt_does_not_touch_the_winner(desk: Desk) -> None:
     desk.lease()
     desk.submit("0.1")
@@ -147,14 +114,6 @@ def test_a_slot_with_a_fault_waits_and_goes_to_another_sampler_first(desk: Desk)
     assert desk.lease("s2") == ["1.1"]
     desk.now += FIRST_RETRY_S
     assert desk.lease("s1") == ["2.1"]
-    assert desk.lease("s2") == ["0.2"]
-
-
-def test_a_sampler_does_not_get_a_prompt_again_that_it_failed_and_others_do(desk: Desk) -> None:
-    desk.lease("s1")
-    desk.fail("0.1", "s1", fault=RAISED)
-    desk.now += FIRST_RETRY_S + RETRY_S / 2
-    assert desk.lease("s1") == ["1.1"]
     assert desk.lease("s2") == ["0.2"]
 
 
@@ -217,13 +176,6 @@ def test_one_sampler_fails_a_prompt_as_often_as_it_likes_and_others_still_get_it
     assert {desk.accounts.bad_prompts.aside(n, "s1", now=desk.now) for n in range(50)} == {Aside.NOT}
     desk.trust("s1")
     assert len(desk.lease("s1", 6)) == 6
-
-
-def test_a_lease_that_failed_cannot_be_answered_any_more(desk: Desk) -> None:
-    desk.lease("s1")
-    desk.fail("0.1", "s1", fault=RAISED)
-    assert desk.submit("0.1", "s1").verdict is Verdict.FOREIGN
-    assert state(desk) is SlotState.AVAILABLE
 
 
 def test_a_lease_given_back_unbegun_has_not_failed_whatever_else_is_said_of_it(desk: Desk) -> None:
@@ -295,17 +247,6 @@ def test_a_prompt_that_two_samplers_failed_and_that_is_answered_later_counts_aga
     assert desk.accounts.standings.of("s1").contradicted == desk.accounts.standings.of("s2").contradicted == 0
 
 
-def test_a_sampler_alone_that_fails_every_prompt_is_kept_from_no_more_than_half_of_them() -> None:
-    desk = Desk(make_accounts(prompts=6))
-    for _ in range(40):
-        for lease_id in desk.lease("s1", 2):
-            desk.fail(lease_id, fault=Failure.PROMPT_TOO_LONG)
-        desk.expire(61)
-    kept = [n for n in range(6) if desk.accounts.bad_prompts.aside(n, "s1", now=desk.now) is Aside.FOR_IT]
-    assert len(kept) <= 3
-    assert len(desk.lease("s1")) == 1
-
-
 def test_a_grant_passes_over_a_bounded_number_of_slots_and_the_next_goes_on_after_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -339,23 +280,6 @@ def undelivered(desk: Desk) -> list[int]:
     while (slot := desk.accounts.slots.open.next_undelivered()) is not None:
         numbers.append(slot.number)
     return numbers
-
-
-def test_each_group_is_delivered_once_oldest_first(desk: Desk) -> None:
-    granted = desk.lease("s1", 3)
-    desk.submit(granted[2])
-    desk.submit(granted[0])
-    assert undelivered(desk) == [0, 2]
-    desk.submit(granted[1])
-    assert undelivered(desk) == [1]
-
-
-def test_a_new_stream_is_delivered_every_group_that_the_learner_does_not_hold(desk: Desk) -> None:
-    for lease_id in desk.lease("s1", 3):
-        desk.submit(lease_id)
-    undelivered(desk)
-    desk.accounts.slots.open.deliver_anew({"1.1", "nonsense"})
-    assert undelivered(desk) == [0, 2]
 
 
 def test_a_group_that_is_out_of_play_before_its_turn_is_not_delivered(desk: Desk) -> None:

@@ -9,8 +9,6 @@ import yaml
 
 from deploy import check
 
-RULES = check.DEPLOY / "monitoring"
-
 
 def copy(folder: str, to: Path) -> Path:
     return Path(shutil.copytree(check.DEPLOY / folder, to / folder))

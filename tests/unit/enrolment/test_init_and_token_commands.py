@@ -11,13 +11,14 @@ from node.commands.joining import token_command
 from node.enrolment.enrolment_ledger import note_incomplete
 from node.enrolment.init_run import init_run
 from node.enrolment.tokens import Token
-from node.errors import ConfigError, StartupError
+from node.errors import ConfigError
 from node.identity.identity_store import check_own, load_identity
 from node.identity.run_description import RunDescription
 from node.identity.signatures import SigningKey
 from node.system.clock import moment
 from node.values.run import Role
 from support.identity import NOW_S
+from support.present import present
 from support.refusals import cannot_start, misconfigured
 
 
@@ -52,11 +53,9 @@ def test_init_makes_everything_a_run_starts_from(tmp_path: Path) -> None:
     assert RunDescription.load(root / "run.json") == run
     assert SigningKey.load(root / "learner" / "signing.key").public_key == run.learner_public_key
     for role in (Role.COORDINATOR, Role.LEARNER, Role.OPERATOR):
-        identity = load_identity(root / role / "identity")
-        assert identity is not None
+        identity = present(load_identity(root / role / "identity"))
         check_own(identity, run, role, NOW_S)
-    hub = load_identity(root / "coordinator" / "identity")
-    assert hub is not None
+    hub = present(load_identity(root / "coordinator" / "identity"))
     names = x509.load_pem_x509_certificate(hub.certificate_pem).extensions.get_extension_for_class(
         x509.SubjectAlternativeName
     )
@@ -85,7 +84,7 @@ def test_init_does_not_touch_a_run_that_is_there(tmp_path: Path, left: str) -> N
     other = tmp_path / "part"
     other.mkdir()
     (root / left).rename(other / left)
-    with pytest.raises(StartupError, match=f"holds a run already \\({left}\\)"):
+    with cannot_start(left):
         run_init(str(other))
 
 
@@ -221,7 +220,7 @@ def test_a_list_of_tokens_that_is_damaged_is_named(tmp_path: Path) -> None:
     run_init(str(tmp_path / "run"), "--run-id", "first")
     path = tmp_path / "run" / "coordinator" / "enrolments.sqlite"
     path.write_bytes(b"not a database" * 100)
-    with pytest.raises(StartupError, match=f"the list of tokens {path} cannot be read"):
+    with cannot_start(str(path)):
         run_token(str(tmp_path / "run"), "--list")
 
 

@@ -19,6 +19,7 @@ from node.errors import Reason, RefusedError
 from node.rpc.hub import Hub
 from node.values.run import Role
 from support.identity import MadeRun, make_run
+from support.refusals import refused
 
 OLD, NEW, NEWER = "old.example.net:7700", "new.example.net:7700", "newer.example.net:7700"
 
@@ -130,7 +131,7 @@ def test_nobody_but_the_runs_authority_moves_a_peer(
     assert moved.hub.addresses == (OLD,)
     assert not (tmp_path / FILE_NAME).exists()
     assert len(caplog.records) == len(offered)
-    with pytest.raises(RefusedError, match="not a token"):
+    with refused(Reason.TOKEN_REFUSED):
         Token.parse(good.decode())
     assert MoveNotice.read(good, run=made.run).addresses == (NEW,)
 

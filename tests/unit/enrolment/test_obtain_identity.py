@@ -9,7 +9,6 @@ from node.enrolment.authority import Authority
 from node.enrolment.enrolment_client import kept_name, obtain_identity
 from node.enrolment.init_run import init_run
 from node.enrolment.tokens import issue_token, write_token_file
-from node.errors import StartupError
 from node.identity.identity_store import Identity
 from node.identity.run_description import RunDescription
 from node.values.run import Role
@@ -49,16 +48,16 @@ async def test_a_peer_with_a_certificate_needs_no_token(run: RunDescription, tmp
 
 
 @pytest.mark.parametrize(
-    ("role", "said"),
+    ("role", "names"),
     [
-        (Role.SAMPLER, "no token.*heterorl-node token DIR --role sampler.*set node.token_file"),
-        (Role.COORDINATOR, "heterorl-node init"),
+        (Role.SAMPLER, ("heterorl-node token DIR --role sampler", "node.token_file")),
+        (Role.COORDINATOR, ("heterorl-node init",)),
     ],
 )
 async def test_a_peer_with_neither_is_told_how_to_get_one(
-    run: RunDescription, tmp_path: Path, role: Role, said: str
+    run: RunDescription, tmp_path: Path, role: Role, names: tuple[str, ...]
 ) -> None:
-    with pytest.raises(StartupError, match=said):
+    with cannot_start(*names):
         await obtained(run, tmp_path / "x", role)
 
 
@@ -97,25 +96,25 @@ def test_a_random_name_is_kept_over_restarts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["Not A Name", "näme"])
 def test_a_name_file_that_holds_no_name_is_a_startup_error(tmp_path: Path, content: str) -> None:
     (tmp_path / "node_id").write_text(content)
-    with pytest.raises(StartupError, match="not a valid node id"):
+    with cannot_start("node_id"):
         kept_name(tmp_path, role=Role.SAMPLER)
 
 
 @pytest.mark.parametrize(
-    ("role", "address", "is_twin", "said"),
+    ("role", "address", "is_twin", "names"),
     [
-        (Role.RELAY, "hub:1", False, "for a relay, this node is a sampler"),
-        (Role.SAMPLER, "hub", False, "'hub' is not host:port"),
-        (Role.SAMPLER, "hub:1", True, "for run r of another authority"),
+        (Role.RELAY, "hub:1", False, ("relay", "sampler")),
+        (Role.SAMPLER, "hub", False, ("'hub'", "host:port")),
+        (Role.SAMPLER, "hub:1", True, ("run r", "authority")),
     ],
 )
 async def test_a_token_for_another_role_or_run_is_not_shown_to_anyone(
-    run: RunDescription, tmp_path: Path, role: Role, address: str, is_twin: bool, said: str
+    run: RunDescription, tmp_path: Path, role: Role, address: str, is_twin: bool, names: tuple[str, ...]
 ) -> None:
     if is_twin:
         init_run(tmp_path / "twin", run_id="r", hosts=[], now=NOW)
     authority = Authority.load(tmp_path / ("twin" if is_twin else ".") / "coordinator" / "authority")
     text = issue_token(authority, role=role, node_id=None, address=address, now=NOW)
     write_token_file(tmp_path / "token", text)
-    with pytest.raises(StartupError, match=said):
+    with cannot_start(*names):
         await obtained(run, tmp_path, Role.SAMPLER, token_file=tmp_path / "token")

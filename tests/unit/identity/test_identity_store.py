@@ -49,7 +49,7 @@ def test_a_damaged_identity_is_named_and_not_used(
 ) -> None:
     save_identity(made.sampler, tmp_path)
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(StartupError, match="is damaged"):
+    with cannot_start(str(tmp_path), "damaged"):
         load_identity(tmp_path)
 
 
@@ -66,7 +66,7 @@ def test_an_incomplete_identity_is_an_error_and_not_a_new_node(
 def test_the_key_of_another_identity_is_not_used(made: MadeRun, tmp_path: Path) -> None:
     save_identity(made.sampler, tmp_path)
     write_secret(tmp_path / "key.pem", made.other_sampler.key_pem)
-    with pytest.raises(StartupError, match="do not belong together"):
+    with cannot_start(str(tmp_path), "key and certificate"):
         load_identity(tmp_path)
 
 
@@ -98,18 +98,18 @@ def test_a_good_identity_passes_its_own_check(made: MadeRun, role: Role) -> None
 
 
 @pytest.mark.parametrize(
-    ("who", "role", "said"),
+    ("who", "role", "names"),
     [
-        ("expired", Role.SAMPLER, r"expired at 20\d\d-.*heterorl-node token DIR --role sampler"),
-        ("not_yet_valid", Role.SAMPLER, "Set the clock"),
-        ("foreign", Role.SAMPLER, "another authority"),
-        ("sampler", Role.LEARNER, "for role sampler, but it is started as learner"),
+        ("expired", Role.SAMPLER, ("expired at 20", "heterorl-node token DIR --role sampler")),
+        ("not_yet_valid", Role.SAMPLER, ("clock",)),
+        ("foreign", Role.SAMPLER, ("authority",)),
+        ("sampler", Role.LEARNER, ("sampler", "learner")),
     ],
 )
 def test_a_certificate_that_will_not_be_let_in_is_told_why(
-    made: MadeRun, who: str, role: Role, said: str
+    made: MadeRun, who: str, role: Role, names: tuple[str, ...]
 ) -> None:
-    with pytest.raises(StartupError, match=said):
+    with cannot_start(*names):
         check_own(getattr(made, who), made.run, role, NOW_S)
 
 
@@ -136,7 +136,7 @@ def test_an_encrypted_key_is_an_error_and_not_a_crash(made: MadeRun, tmp_path: P
         serialization.BestAvailableEncryption(b"password"),
     )
     write_secret(tmp_path / "key.pem", encrypted)
-    with pytest.raises(StartupError, match="is damaged"):
+    with cannot_start(str(tmp_path), "damaged"):
         load_identity(tmp_path)
     with cannot_start("key.pem"):
         load_or_make_key(tmp_path)

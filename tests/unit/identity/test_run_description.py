@@ -56,7 +56,7 @@ def test_a_run_is_read_back_whole(tmp_path: Path) -> None:
 def test_a_wrong_description_is_refused_by_the_name_of_what_is_wrong(
     tmp_path: Path, changes: dict[str, Any], named: str
 ) -> None:
-    with pytest.raises(StartupError, match=f"is not a run description: {named}.*Copy run.json"):
+    with cannot_start(named, "run.json"):
         RunDescription.load(write(tmp_path, **changes))
 
 

@@ -257,19 +257,6 @@ def test_each_shorthand_sets_its_key_and_is_named_as_its_source(capsys: pytest.C
     }
 
 
-def test_a_command_has_its_own_arguments_and_errors(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["init", str(tmp_path / "run"), "--run-id", "Not A Name"])
-    assert "Not A Name" in capsys.readouterr().err
-    assert main(["init", str(tmp_path / "run")]) == 0
-    assert main(["init", str(tmp_path / "run")]) == 3
-    said = capsys.readouterr().err
-    assert "already" in said
-    assert "could not start" not in said
-
-
 def learner(directory: Path) -> list[str]:
     """Return ``LEARNER`` with a directory that looks like a model's, as far as one sees without torch."""
     return [flag.replace("=/m", f"={write_model_files(directory / 'model')}") for flag in LEARNER]

@@ -18,19 +18,20 @@ from node.process.telemetry_http import LOOP_STALL_S, PLACES, REQUEST_S, Telemet
 from node.rpc.address import join_address
 from node.telemetry.own_faults import OwnFaults
 from support.clock import ManualClock
+from support.present import present
 from support.refusals import cannot_start
 from support.strangers import slow_http_clients
 from support.waiting import WITHIN_S, until
 
 
 @asynccontextmanager
-async def serving(server: TelemetryServer) -> AsyncIterator[None]:
+async def serving(server: TelemetryServer) -> AsyncIterator[tuple[str, int]]:
     is_ready, stopping = asyncio.Event(), asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(server.run(ready=is_ready.set, stopping=stopping))
         await is_ready.wait()
         try:
-            yield
+            yield present(server.address)
         finally:
             stopping.set()
 
@@ -61,8 +62,7 @@ def make_server(
 
 
 def get(server: TelemetryServer, path: str) -> tuple[int, str]:
-    assert server.address is not None
-    connection = http.client.HTTPConnection(*server.address, timeout=WITHIN_S / 2)
+    connection = http.client.HTTPConnection(*present(server.address), timeout=WITHIN_S / 2)
     connection.request("GET", path)
     response = connection.getresponse()
     text = response.read().decode()
@@ -126,22 +126,19 @@ async def test_where_the_usual_port_is_taken_a_second_process_of_the_machine_tak
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         server = make_server(listen=f"127.0.0.1:{port}", may_move=True)
-        async with serving(server):
-            assert server.address is not None
-            host, moved = server.address
+        async with serving(server) as (host, moved):
             assert (host, moved != port) == ("127.0.0.1", True)
             assert (await asyncio.to_thread(get, server, "/healthz"))[0] == 200
     server = make_server(listen=f"127.0.0.1:{port}", may_move=True)
-    async with serving(server):
-        assert server.address == ("127.0.0.1", port)
+    async with serving(server) as address:
+        assert address == ("127.0.0.1", port)
 
 
 async def test_clients_that_say_nothing_cannot_pile_up_the_oldest_goes() -> None:
     refusals: list[Reason] = []
     server = make_server(refusals=refusals)
-    async with serving(server):
-        assert server.address is not None
-        silent = [socket.create_connection(server.address, timeout=5) for _ in range(PLACES.per_address + 1)]
+    async with serving(server) as address:
+        silent = [socket.create_connection(address, timeout=5) for _ in range(PLACES.per_address + 1)]
         try:
             assert await asyncio.to_thread(silent[0].recv, 1) == b""
         finally:
@@ -155,17 +152,17 @@ async def test_health_is_answered_among_64_clients_whose_requests_never_end(
 ) -> None:
     monkeypatch.setattr("node.process.telemetry_http.REQUEST_S", 10 * WITHIN_S)  # no end by time, either
     server = make_server()
-    async with serving(server):
-        assert server.address is not None
-        address = join_address(*server.address)
-        async with slow_http_clients(address, 64, byte_every_s=0.5):
-            for path in ("/healthz", "/readyz", "/metrics") * 8:
-                status = 0
-                while not status:
-                    # From the clients' own address: where they all come again at once it may be displaced.
-                    with contextlib.suppress(http.client.RemoteDisconnected):
-                        status, _ = await asyncio.to_thread(get, server, path)
-                assert status in (200, 503)
+    async with (
+        serving(server) as address,
+        slow_http_clients(join_address(*address), 64, byte_every_s=0.5),
+    ):
+        for path in ("/healthz", "/readyz", "/metrics") * 8:
+            status = 0
+            while not status:
+                # From the clients' own address: where they all come again at once it may be displaced.
+                with contextlib.suppress(http.client.RemoteDisconnected):
+                    status, _ = await asyncio.to_thread(get, server, path)
+            assert status in (200, 503)
 
 
 async def test_a_request_has_a_time_limit_as_a_whole_and_not_for_each_byte(
@@ -174,9 +171,8 @@ async def test_a_request_has_a_time_limit_as_a_whole_and_not_for_each_byte(
     monkeypatch.setattr("node.process.telemetry_http.REQUEST_S", 0.3)
     assert REQUEST_S <= 5
     server = make_server()
-    async with serving(server):
-        assert server.address is not None
-        reader, writer = await asyncio.open_connection(*server.address)
+    async with serving(server) as address:
+        reader, writer = await asyncio.open_connection(*address)
         reading = asyncio.create_task(reader.read())
         sent = 0
         async with asyncio.timeout(5):
@@ -209,9 +205,8 @@ async def test_a_client_that_does_not_read_its_answer_is_dropped(monkeypatch: py
     monkeypatch.setattr("node.process.telemetry_http.ANSWER_S", 0.2)
     refusals: list[Reason] = []
     server = make_server(page=lambda: bytes(64 << 20), refusals=refusals)
-    async with serving(server):
-        assert server.address is not None
-        with socket.create_connection(server.address, timeout=5) as client:
+    async with serving(server) as address:
+        with socket.create_connection(address, timeout=5) as client:
             client.sendall(b"GET / HTTP/1.1\r\n\r\n")
             await until(lambda: refusals == [Reason.BUSY])
 
@@ -255,10 +250,9 @@ async def test_a_request_by_loopback_under_a_strangers_name_is_refused(
     """As of a web page whose name leads to this machine since it was loaded: it could read the answer."""
     refusals: list[Reason] = []
     server = make_server(listen=listen, page=lambda: b"secret", refusals=refusals)
-    async with serving(server):
-        assert server.address is not None
+    async with serving(server) as address:
         for path in ("/", "/metrics", "/healthz"):
-            reader, writer = await asyncio.open_connection("127.0.0.1", server.address[1])
+            reader, writer = await asyncio.open_connection("127.0.0.1", address[1])
             named = "" if host is None else f"Host: {host}\r\n"
             writer.write(f"GET {path} HTTP/1.1\r\n{named}Accept: */*\r\n\r\n".encode())
             answer = await reader.read()
@@ -272,9 +266,8 @@ async def test_a_request_by_loopback_under_a_strangers_name_is_refused(
 @pytest.mark.parametrize("request_line", [b"POST /healthz HTTP/1.1", b"nonsense"])
 async def test_only_get_is_understood(request_line: bytes) -> None:
     server = make_server()
-    async with serving(server):
-        assert server.address is not None
-        reader, writer = await asyncio.open_connection(*server.address)
+    async with serving(server) as address:
+        reader, writer = await asyncio.open_connection(*address)
         writer.write(request_line + b"\r\n\r\n")
         assert (await reader.read()).startswith(b"HTTP/1.1 405 Method Not Allowed\r\n")
         writer.close()

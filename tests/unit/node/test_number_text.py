@@ -5,6 +5,7 @@ import pytest
 
 from node.questions.number_text import first_number, last_number, one_number, quantities
 from node.questions.quantity import are_equal
+from support.present import present
 
 
 @pytest.mark.parametrize(
@@ -46,8 +47,7 @@ from node.questions.quantity import are_equal
     ],
 )
 def test_a_number_is_read_however_it_is_written(text: str, value: Fraction) -> None:
-    found = one_number(text)
-    assert found is not None
+    found = present(one_number(text))
     assert found.value is not None
     assert Fraction(found.value) == value
 

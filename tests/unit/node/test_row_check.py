@@ -12,6 +12,7 @@ from node.kinds.noise_mask.row import NoiseMaskOptions
 from node.kinds.ranking.row import RankingOptions
 from node.questions.data_row import MOST_KINDS, RowError, RowTally
 from node.values.task_options import TaskOptions
+from support.refusals import naming
 
 CODE = JsonlOptions.model_validate({"grader": "code", "code": {"tests": "asserts", "prefix": "p"}})
 STDIN = JsonlOptions.model_validate({"grader": "code", "code": {"tests": "stdin"}})
@@ -71,9 +72,8 @@ def test_a_row_of_each_task_is_taken(options: TaskOptions, row: dict[str, Any]) 
 def test_a_row_that_cannot_be_used_is_refused_by_its_column(
     options: TaskOptions, row: dict[str, Any], said: str
 ) -> None:
-    with pytest.raises(RowError) as error:
+    with naming(RowError, said):
         options.check_row(row)
-    assert said in str(error.value)
 
 
 def test_faults_are_counted_by_kind_the_most_frequent_first() -> None:

@@ -28,6 +28,7 @@ from node.values.run import Role
 from sampler.config import SamplerConfig, VerifierConfig
 from support.identity import MadeRun, make_run
 from support.model_files import write_model_files
+from support.present import present
 from support.tiny_model import make_tiny_model
 
 NOW_S = time.time()
@@ -301,8 +302,7 @@ def test_other_rows_than_the_run_began_with_are_found(
         file.write_text("".join(f'{{"prompt": "x", "answer": "{answer}"}}\n' for answer in answers))
         return CoordinatorConfig.model_validate({"task": "jsonl", "data": {"file": file}})
 
-    data = write(["1", "2", "3"]).data
-    assert data is not None
+    data = present(write(["1", "2", "3"]).data)
     began = open_rows(data, scratch=tmp_path)
     with closing(Ledger.open(made.directory / "coordinator" / "ledger.sqlite", run_id="r")) as ledger:
         slot = Slot(0, 0, SlotState.AVAILABLE, attempts=(), granted=0)

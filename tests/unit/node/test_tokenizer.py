@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from node.errors import StartupError
 from node.text.tokenizer import TOKENIZER_DIGEST_BYTES, chat_template, chat_template_digest, tokenizer_digest
 from support.refusals import cannot_start
 
@@ -51,7 +50,7 @@ def test_a_missing_tokenizer_names_its_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["", "{", "[1]", "\xff"])
 def test_a_file_that_is_no_json_object_is_a_startup_error(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer.json").write_bytes(content.encode("latin-1"))
-    with pytest.raises(StartupError, match="is not"):
+    with cannot_start("tokenizer.json"):
         tokenizer_digest(tmp_path)
 
 

@@ -3,6 +3,7 @@ import asyncio
 import pytest
 
 from node.system.waits import run_until, side_by_side, while_it_may
+from support.present import present
 
 
 async def test_work_that_ends_by_itself_ends_the_wait() -> None:
@@ -79,9 +80,7 @@ async def test_the_first_failure_side_by_side_is_raised_as_it_is_and_leaves_no_c
     with pytest.raises(ValueError, match="first"):
         await both()
     assert cancelled.is_set()
-    task = asyncio.current_task()
-    assert task is not None
-    assert task.cancelling() == 0
+    assert present(asyncio.current_task()).cancelling() == 0
     with pytest.raises(TimeoutError):  # as before Python 3.11.3, it would be CancelledError
         async with asyncio.timeout(0.001):
             await asyncio.Event().wait()

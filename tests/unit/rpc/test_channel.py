@@ -4,7 +4,7 @@ import itertools
 import grpc.aio
 import pytest
 
-from node.errors import Reason, RefusedError, StartupError
+from node.errors import Reason, RefusedError
 from node.identity.peer import Peer, server_name
 from node.rpc.calls.auth import USER_AGENT_PREFIX
 from node.rpc.channel import (
@@ -21,6 +21,7 @@ from node.rpc.channel import (
 )
 from node.values import limits
 from node.values.run import Role
+from support.refusals import cannot_start
 
 
 def failure(code: grpc.StatusCode, details: str = "", reason: str | None = None) -> grpc.aio.AioRpcError:
@@ -141,7 +142,7 @@ def test_a_stranger_dials_by_the_hubs_name_for_small_messages(monkeypatch: pytes
 
 @pytest.mark.parametrize("target", ["10.0.0.1:7700", "hub.example.org:7700"])
 def test_without_tls_no_other_machine_is_dialled(target: str) -> None:
-    with pytest.raises(StartupError, match="another machine"):
+    with cannot_start(target):
         dial(target, PEER, purpose=Purpose.CONTROL, now=0.0)
 
 
@@ -176,7 +177,7 @@ async def test_a_task_that_is_cancelled_stays_so_and_a_call_that_is_cancelled_is
     await asyncio.wait({task})
     assert task.cancelled()
     assert call.cancelled()
-    with pytest.raises(ConnectionLost, match="ended with the others of its channel"):
+    with pytest.raises(ConnectionLost):
         await wait()
 
 

@@ -12,6 +12,7 @@ from node.rpc.channel import ConnectionLost, TlsFailure
 from node.rpc.clock_comparison import AwaitedClock, ClockFinding, compare_clocks
 from node.system.clock import moment
 from support.identity import make_run
+from support.present import present
 
 DAY_S = 86400.0
 START_S, END_S = 100 * DAY_S, 465 * DAY_S
@@ -36,8 +37,7 @@ def closed(tls: TlsFailure | None = TlsFailure.CLOSED) -> ConnectionLost:
 
 
 def found(error: RefusedError | ConnectionLost, own: Identity, now: float) -> ClockFinding:
-    finding = compare_clocks(error, own, now=now)
-    assert finding is not None
+    finding = present(compare_clocks(error, own, now=now))
     assert f"this machine's clock says {moment(now)}" in finding.what
     return finding
 

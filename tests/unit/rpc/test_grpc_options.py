@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from node.rpc.channel import Keepalive
+from support.present import present
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("node", "learner", "sampler", "deploy", "bench")
@@ -27,8 +28,7 @@ def options_used() -> Iterator[tuple[str, str]]:
 @pytest.fixture(scope="module")
 def core() -> bytes:
     """The compiled core, which holds the name of every option it reads."""
-    spec = importlib.util.find_spec("grpc._cython.cygrpc")
-    assert spec is not None
+    spec = present(importlib.util.find_spec("grpc._cython.cygrpc"))
     assert spec.origin is not None
     return Path(spec.origin).read_bytes()
 

@@ -48,7 +48,7 @@ async def test_requests_are_yielded_until_the_stream_ends_or_one_is_refused() ->
     assert [each async for each in requests(stream(1, 2), first_s=5, stall_s=None)] == [1, 2]
     bad = requests(stream(1, RefusedError(Reason.MALFORMED, "not it"), 2), first_s=5, stall_s=None)
     assert await anext(bad) == 1
-    with pytest.raises(RefusedError, match="not it"):
+    with refused(Reason.MALFORMED):
         await anext(bad)
 
 
@@ -66,7 +66,7 @@ async def test_who_sends_nothing_for_too_long_is_told_to_try_again() -> None:
 
 async def test_a_unary_call_has_one_message_and_may_not_end_without() -> None:
     assert await only_request(stream(1, 2), first_s=5) == 1
-    with pytest.raises(RefusedError, match="without a message"):
+    with refused(Reason.MALFORMED):
         await only_request(stream(), first_s=5)
 
 

@@ -16,11 +16,6 @@ def with_connections(*connections: tuple[str, str, float]) -> "Places[str]":
     return places
 
 
-def test_there_is_a_place_for_each_up_to_the_bounds() -> None:
-    places = with_connections(("a1", "a", 0), ("a2", "a", 0), ("b1", "b", 0))
-    assert len(places) == 3
-
-
 def test_an_address_beyond_its_share_displaces_its_own_oldest() -> None:
     places = with_connections(("a1", "a", 0), ("a2", "a", 1), ("a3", "a", 2))
     assert places.enter("a4", "a", now=10) == "a1"

@@ -58,7 +58,7 @@ async def test_a_grader_edited_while_it_runs_grades_nothing_more_once_its_proces
         (own / "own_words.py").write_text(WORTH.replace("1.0", "0.5"))
         # The process that runs has loaded its code.
         assert (await pool.grade(prompt, texts("x"))).rewards == [1.0]
-        await pool._graders[0].close()
+        await prompt.grader.close()
         with naming(TaskChangedError, "digest"):
             await pool.grade(prompt, texts("x"))
     finally:

@@ -12,6 +12,7 @@ from node.errors import Reason
 from node.weights.assembly.held import HeldPolicy
 from node.weights.format.manifest import Manifest, verify_signed
 from sampler.versions.delta_log import DeltaLog, LoggedArtifact
+from support.present import present
 from support.weights import LAYOUT, Learner, flip_bit
 
 LEARNER = Learner()
@@ -32,8 +33,7 @@ def begun(log: DeltaLog, version: int, base: int | None) -> tuple[LoggedArtifact
     """Begin an artifact; return it and its payloads."""
     signed, payloads = LEARNER.signed(version, base)
     manifest = verify_signed(signed, public_key=LEARNER.key.public_key, run_id=LEARNER.run_id)
-    artifact = log.begin(manifest)
-    assert artifact is not None
+    artifact = present(log.begin(manifest))
     return artifact, payloads
 
 
@@ -128,9 +128,7 @@ def test_an_artifact_begun_again_goes_on_and_one_that_was_made_anew_starts_over(
     for is_whole in (False, True):
         if is_whole:
             fill(log, (1, 0))
-        anew = log.begin(manifest)
-        assert anew is not None
-        assert [frame for frame in range(5) if anew.payload(frame) is not None] == []
+        assert [frame for frame in range(5) if present(log.begin(manifest)).payload(frame) is not None] == []
 
 
 def test_a_payload_that_rotted_is_fetched_and_kept_again(tmp_path: Path) -> None:

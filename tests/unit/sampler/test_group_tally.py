@@ -10,6 +10,7 @@ from node.values.rollout import RolloutGroup
 from node.values.verdict import Verdict
 from sampler.rollouts.group_tally import LOG_EVERY_S, GroupTally
 from support.groups import make_group
+from support.present import present
 
 
 @pytest.fixture
@@ -30,8 +31,7 @@ def test_a_thousand_groups_within_the_interval_are_told_once(group: RolloutGroup
     tally = GroupTally(now=100.0)
     told = [add(tally, group, Verdict.SPOOLED, now=100.0 + LOG_EVERY_S * n / 1000) for n in range(1, 1001)]
     assert told[:-1] == [None] * 999
-    last = told[-1]
-    assert last is not None
+    last = present(told[-1])
     assert (last["groups"], last["within_s"], last["verdicts"]) == (1000, LOG_EVERY_S, {"spooled": 1000})
     assert (last["tokens"], last["reward_mean"]) == (1000 * group.tokens, 0.5)
     assert (last["sampled_s"], last["graded_s"]) == (2.0, 0.5)
@@ -43,8 +43,7 @@ def test_the_rest_is_told_when_the_sampler_stops(group: RolloutGroup) -> None:
     tally = GroupTally(now=0.0)
     add(tally, rewarded(group, 1.0), Verdict.SPOOLED, now=1.0)
     add(tally, rewarded(group, 0.0), Verdict.DUPLICATE, now=2.0)
-    rest = tally.rest(now=5.0)
-    assert rest is not None
+    rest = present(tally.rest(now=5.0))
     assert (rest["groups"], rest["within_s"], rest["reward_mean"]) == (2, 5.0, 0.5)
     assert rest["verdicts"] == {"spooled": 1, "duplicate": 1}
 
@@ -55,8 +54,7 @@ def test_means_are_rounded_for_the_line_they_are_told_in(group: RolloutGroup) ->
         finished_s = 100.0 + took_s
         timed = replace(group, sampling_finished_at_s=finished_s, graded_at_s=finished_s + took_s / 3)
         add(tally, rewarded(timed, reward_mean), Verdict.SPOOLED, now=101.0)
-    told = tally.rest(now=112.34)
-    assert told is not None
+    told = present(tally.rest(now=112.34))
     assert (told["within_s"], told["reward_mean"], told["sampled_s"], told["graded_s"]) == (
         12.3,
         0.3333,
@@ -73,8 +71,7 @@ def test_the_oldest_and_the_newest_version_of_all_groups_are_told() -> None:
     tally = GroupTally(now=0.0)
     for version in (5, 9, 7):
         add(tally, make_group(version=version), Verdict.SPOOLED, now=1.0)
-    told = tally.rest(now=2.0)
-    assert told is not None
+    told = present(tally.rest(now=2.0))
     assert (told["oldest_version"], told["newest_version"]) == (5, 9)
 
 
@@ -84,9 +81,7 @@ def test_graders_metrics_are_logged_as_means_over_the_groups_that_have_them() ->
         metrics = {"words": words} | ({} if steps is None else {"steps": steps})
         columns = {name: np.array(values, np.float32) for name, values in metrics.items()}
         add(tally, make_group(size=2, metrics=columns), Verdict.SPOOLED, now=1.0)
-    told = tally.rest(now=2.0)
-    assert told is not None
-    assert told["metrics"] == {"steps": 2.0, "words": 2.5}
+    assert present(tally.rest(now=2.0))["metrics"] == {"steps": 2.0, "words": 2.5}
 
 
 def test_a_group_counts_once_it_is_answered_and_not_if_it_is_refused_for_good() -> None:
@@ -96,6 +91,5 @@ def test_a_group_counts_once_it_is_answered_and_not_if_it_is_refused_for_good() 
     assert tally.answered("refused", None, now=1.0) is None
     assert tally.rest(now=2.0) is None
     assert tally.answered("spooled", Verdict.SPOOLED, now=3.0) is None
-    told = tally.rest(now=4.0)
-    assert told is not None
+    told = present(tally.rest(now=4.0))
     assert (told["groups"], told["verdicts"]) == (1, {"spooled": 1})

@@ -16,6 +16,7 @@ from sampler.tasks.processes.grader_pool import GraderPool
 from sampler.tasks.processes.grader_requests import TaskError
 from sampler.tasks.task import TaskSetup
 from support.graded_texts import grader_of, grading, texts
+from support.present import present
 from support.waiting import until
 
 WALL_LIMIT_S = 2.0
@@ -94,7 +95,7 @@ OTHERS = [harm for harm in HARMS if harm not in SLEEPING + COMPUTING]
 
 @pytest.mark.parametrize(
     "harms",
-    [SLEEPING, COMPUTING, *([harm] for harm in HARMS if harm not in SLEEPING + COMPUTING)],
+    [SLEEPING, COMPUTING, *([harm] for harm in OTHERS)],
     ids="-".join,
 )
 def test_a_hostile_grader_costs_its_group_only_and_leaves_nothing(harms: list[str], mark: str) -> None:
@@ -157,8 +158,7 @@ def test_a_grader_that_ends_between_two_groups_costs_none() -> None:
         killed: list[None] = []
         async with grading("support.hostile_tasks:Leaving", killed=lambda: killed.append(None)) as grader:
             assert (await grader.grade(1, texts("x"))).rewards == [1.0]
-            process = grader.process._process
-            assert process is not None
+            process = present(grader.process._process)
             assert process.stdin is not None
             await until(process.stdin.is_closing)
             assert (await grader.grade(1, texts("x", "y"))).rewards == [1.0, 1.0]

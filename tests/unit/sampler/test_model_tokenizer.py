@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from node.errors import Reason, RefusedError
+from node.errors import Reason
 from sampler.engines.text.model_tokenizer import ModelTokenizer
 from sampler.engines.text.stop_strings import StopSearch
 from sampler.engines.text.template_process import TemplateProcess
@@ -215,20 +215,19 @@ def test_a_template_for_prompts_with_tools_is_taken_for_them(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("template", "messages", "said"),
     [
-        (TOOLS, [ASKED, {**SAID, "content": "", "tool_calls": [CALL]}], "the tool's answer has to follow"),
+        (TOOLS, [ASKED, {**SAID, "content": "", "tool_calls": [CALL]}], "answer"),
         (CHATML, [ASKED, {**SAID, "content": "", "tool_calls": [CALL]}, {"role": "tool", "content": "42"}],
-         "has calls of tools, which the chat template .* leaves out"),
+         "tools"),
         ("{% for m in messages %}{{ m['role'] }}{% endfor %}", [ASKED, {**SAID, "content": "a"}], "0 times"),
-        (CHATML, [{"role": "user", "content": [{"type": "image_url"}]}], "content part of type 'image_url'"),
-        (None, [ASKED], "has no chat template"),
+        (CHATML, [{"role": "user", "content": [{"type": "image_url"}]}], "'image_url'"),
+        (None, [ASKED], "chat template"),
     ],
 )  # fmt: skip
 def test_messages_that_nothing_can_go_on_from_are_refused_with_the_reason(
     tmp_path: Path, template: str | None, messages: list[dict[str, Any]], said: str
 ) -> None:
-    with pytest.raises(RefusedError, match=said) as error:
+    with refused(Reason.MALFORMED, said):
         tokenizer(tmp_path, template=template).encode(messages)
-    assert error.value.reason is Reason.MALFORMED
 
 
 def test_a_reply_ends_where_an_answer_begins_though_the_template_begins_none(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from sampler.tasks.processes.grader_pool import GraderPool, Prompt
 from sampler.tasks.processes.grader_requests import TaskDescription
 from sampler.tasks.task import Message, TaskSetup
 from support.graded_texts import grader_of
+from support.refusals import naming
 
 
 def description(prompts: int | None) -> TaskDescription:
@@ -28,13 +29,13 @@ def test_rows_are_the_prompts_where_the_run_has_data(prompts: int | None, rows: 
 
 
 @pytest.mark.parametrize(
-    ("prompts", "rows", "said"),
-    [(100, 8, "100 prompts of its own: set prompts = None"), (None, 0, r"set coordinator\.data\.file")],
+    ("prompts", "rows", "names"),
+    [(100, 8, ("100 prompts", "prompts = None")), (None, 0, ("coordinator.data.file",))],
 )
 def test_a_task_that_does_not_fit_the_data_is_refused_with_the_way_out(
-    prompts: int | None, rows: int, said: str
+    prompts: int | None, rows: int, names: tuple[str, ...]
 ) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with naming(ConfigError, *names):
         prompts_of(description(prompts), rows=rows, setup=TaskSetup("a:B", {}))
 
 

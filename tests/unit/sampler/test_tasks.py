@@ -225,18 +225,18 @@ def test_a_grader_of_ones_own_is_called_only_where_the_sampler_allows_it(tmp_pat
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"grader": "mine:grade"}, r"verifier\.allowed_graders has nothing"),
-        ({"grader": "code", "code": {}, "answer": "tests"}, r"verifier\.run_code = false"),
+        ({"grader": "mine:grade"}, "verifier.allowed_graders"),
+        ({"grader": "code", "code": {}, "answer": "tests"}, "verifier.run_code"),
         (
             {"grader": "judge", "judge": {"model": "wise", "template": "{completion}", "score_key": "score"}},
-            r"Set verifier\.judge\.url",
+            "verifier.judge.url",
         ),
     ],
 )
 def test_a_verifier_is_told_what_to_set_in_its_own_section(
     options: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with naming(ConfigError, said):
         task_setup(VerifierConfig(model_dir=tmp_path), "jsonl", {"prompt": "question", **options})
 
 
@@ -257,7 +257,7 @@ def test_a_sampler_that_does_not_grade_makes_prompts_without_anything_that_only_
     task = load_task(setup)
     row = {"question": "2+2=", "answer": "4", "tests": ["assert True"]}
     assert task.prompt(0, row) == "2+2="
-    with pytest.raises(RuntimeError, match="verifiers grade this run"):
+    with pytest.raises(RuntimeError):
         task.grade(0, row, CompletionText("4", 1, "end"))
 
 
@@ -305,11 +305,14 @@ def test_options_that_this_software_does_not_know_are_a_configuration_error() ->
 
 @pytest.mark.needs("reasoning_gym")
 def test_reasoning_gym_asks_the_same_questions_everywhere_and_scores_them() -> None:
+    import reasoning_gym  # here, as not every machine has it
+
     options: dict[str, Any] = {"size": 5, "seed": 3, "arguments": {"min_animals": 1, "max_animals": 2}}
     first, second = (made("reasoning_gym", **options) for _ in range(2))
     assert first.prompts == 5
     assert [first.prompt(n, None) for n in range(5)] == [second.prompt(n, None) for n in range(5)]
-    right = first._dataset[2]["answer"]  # type: ignore[attr-defined]
+    arguments = options["arguments"]
+    right = reasoning_gym.create_dataset("leg_counting", size=5, seed=3, **arguments)[2]["answer"]
     assert first.grade(2, None, answered(f"<answer>{right}</answer>")) == 1.0
     assert first.grade(2, None, answered(f"<answer>{right}1</answer>")) != 1.0
     assert first.grade(2, None, answered(right)) == 0.0
@@ -325,17 +328,21 @@ def test_a_generator_that_cannot_be_made_says_why(options: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize(
-    ("options", "allowed", "error", "said"),
+    ("options", "allowed", "error", "names"),
     [
-        ({"environment": "a-game"}, ["mine:grade"], ConfigError, "a_game:load_environment.*has mine:grade"),
-        ({"environment": "a-game"}, ["a_game:load_environment"], ConfigError, r"heterorl-node\[verifiers\]"),
-        ({"environment": "os.path"}, ["os.path:load_environment"], ConfigError, "environment: String should"),
+        ({"environment": "a-game"}, ["mine:grade"], ConfigError, ("a_game:load_environment", "mine:grade")),
+        ({"environment": "a-game"}, ["a_game:load_environment"], ConfigError, ("heterorl-node[verifiers]",)),
+        ({"environment": "os.path"}, ["os.path:load_environment"], ConfigError, ("environment",)),
     ],
     ids=["not allowed", "not installed", "no name of one"],
 )
 def test_an_environment_is_code_that_the_sampler_has_to_allow_and_have(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, str], allowed: list[str], error: type, said: str
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, str],
+    allowed: list[str],
+    error: type[ConfigError],
+    names: tuple[str, ...],
 ) -> None:
     monkeypatch.setattr("node.system.extras.find_spec", lambda package: None)
-    with pytest.raises(error, match=said):
+    with naming(error, *names):
         setup_of("verifiers", options, allowed_graders=allowed, has_chat_template=True)

@@ -101,31 +101,6 @@ def test_long_rows_finish_though_versions_and_new_requests_come_faster_than_rows
     assert behind > version / 2
 
 
-def test_a_request_cancelled_while_it_is_read_again_leaves_the_others_exact(model_dir: Path) -> None:
-    engine = made(model_dir, prefill_chunk_tokens=8)
-    for prompt in ("12+34=", "abc def", "9"):
-        engine.add(request(engine, prompt))
-    for _ in range(4):
-        engine.step()
-    engine.serve(1)
-    engine.step()
-    engine.cancel(["12+34="])
-    assert (engine.running, engine.waiting) == (2, 0)
-    finished = run_out(engine)
-    assert set(finished) == {"abc def", "9"}
-    for prompt, group in finished.items():
-        assert_scored(engine, model_dir, group, prompt, words=dict.fromkeys((0, 1), live(engine)))
-
-
-def test_a_prompt_that_is_being_read_is_read_again_by_new_weights(model_dir: Path, tmp_path: Path) -> None:
-    engine = made(model_dir, prefill_chunk_tokens=8)
-    words = {5: other_words(tmp_path, 5)}
-    engine.add(request(engine, "abc def ghi 12345"))
-    engine.step()
-    load(engine, words[5], 5)
-    assert_scored(engine, model_dir, run_out(engine)["abc def ghi 12345"], "abc def ghi 12345", words=words)
-
-
 def test_a_request_that_is_cancelled_while_its_prompt_is_read_draws_nothing(model_dir: Path) -> None:
     engine = made(model_dir, prefill_chunk_tokens=8)
     for prompt in ("abc def ghi 12345", "9 abc def ghi 1234"):

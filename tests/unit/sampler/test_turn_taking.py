@@ -21,6 +21,7 @@ from sampler.tasks.processes.grader_pool import GraderPool
 from sampler.tasks.processes.grader_requests import TaskDescription, TaskError
 from support.graded_texts import prompt_of
 from support.groups import SAMPLING
+from support.present import present
 
 END_ID = 1
 PROMPT = np.array([63], np.int32)
@@ -101,8 +102,7 @@ def sampled(text: str, finish: Finish) -> Completion:
 async def test_completions_go_on_independently_until_all_are_over() -> None:
     table = Table()
     table.begin()
-    group = table.drawn("0.1", "a", "b")
-    assert group is not None
+    group = present(table.drawn("0.1", "a", "b"))
     first, second = group.conversations
     await table.turns.reply(group, first, table.task)
     (request,) = table.thread.added[1:]
@@ -125,14 +125,12 @@ async def test_completions_go_on_independently_until_all_are_over() -> None:
 async def test_the_last_turn_and_the_one_after_which_there_is_no_room_get_no_other() -> None:
     table = Table(max_turns=1)
     table.begin()
-    group = table.drawn("0.1", "a", "b")
-    assert group is not None
+    group = present(table.drawn("0.1", "a", "b"))
     assert table.turns.take_generated(group)
     assert {c.finish for c in group.conversations} == {Finish.END}
     table = Table()
     table.begin(max_new_tokens=4)
-    group = table.drawn("0.1", "a", "b", finish=Finish.STOP)
-    assert group is not None
+    group = present(table.drawn("0.1", "a", "b", finish=Finish.STOP))
     for conversation in group.conversations:
         await table.turns.reply(group, conversation, table.task)
     assert len(table.thread.added) == 1
@@ -147,8 +145,7 @@ async def test_a_group_that_is_dropped_is_gone_with_all_that_it_waits_for(
 ) -> None:
     table = Table()
     table.begin()
-    group = table.drawn("0.1", "a", "b")
-    assert group is not None
+    group = present(table.drawn("0.1", "a", "b"))
 
     def drop() -> None:
         table.turns.cancel(["0.1", "7.1"])
@@ -168,8 +165,7 @@ async def test_a_group_that_is_dropped_is_gone_with_all_that_it_waits_for(
 async def test_a_reply_that_fails_is_the_callers_to_answer_for() -> None:
     table = Table()
     table.begin()
-    group = table.drawn("0.1", "a", "b")
-    assert group is not None
+    group = present(table.drawn("0.1", "a", "b"))
     table.replies.error = TaskError("no words", fault=Failure.GRADING_FAILED)
     with pytest.raises(TaskError, match="no words"):
         await table.turns.reply(group, group.conversations[1], table.task)

@@ -20,6 +20,7 @@ from sampler.versions.delta_log import DeltaLog, LoggedArtifact
 from sampler.versions.held_version import MemoryScrub
 from sampler.versions.version_assembly import VersionAssembly
 from support.model_words import live_words, words_of
+from support.present import present
 from support.refusals import naming, refused
 from support.weights import LAYOUT, SPECS, Learner, flip_bit
 
@@ -75,8 +76,7 @@ def logged(directory: Path, encoded: EncodedVersion) -> LoggedArtifact:
         run_id=LEARNER.run_id,
         count_refusal=lambda reason: pytest.fail(reason),
     )
-    artifact = log.begin(signed_by(encoded.manifest, LEARNER.key))
-    assert artifact is not None
+    artifact = present(log.begin(signed_by(encoded.manifest, LEARNER.key)))
     return artifact
 
 
@@ -176,22 +176,6 @@ def test_a_delta_from_another_version_0_says_that_the_model_is_not_the_runs(
 ) -> None:
     with refused(Reason.BASE_MISMATCH, "model_dir", "version 0", "version 1"):
         begun(mode, weights, LEARNER.encode(1, 0), held=PolicyVersion(0, b"x" * 16))
-
-
-def test_payloads_that_were_kept_are_not_asked_for_again(
-    mode: str, weights: LiveTensors, tmp_path: Path
-) -> None:
-    first = begun(mode, weights, payloads=logged(tmp_path, DELTA))
-    first.put(0, DELTA.payloads[0])
-    first.put(3, DELTA.payloads[3])
-    again = begun(mode, weights, payloads=logged(tmp_path, DELTA))
-    assert again.take_held() == ()
-    assert again.missing() == (1, 2, 4)
-    for frame in again.missing():
-        again.put(frame, DELTA.payloads[frame])
-    again.finish()
-    again.apply()
-    np.testing.assert_array_equal(words_of(weights.live), WANTED.words)
 
 
 def test_in_place_a_payload_that_rots_before_it_is_applied_is_never_applied(

@@ -7,6 +7,7 @@ from node.values.rollout import PromptLease
 from sampler.rollouts.work_queue import NOT_GENERATED, UNBEGUN, JobState, WorkQueue
 from support.graded_texts import prompt_of
 from support.groups import SAMPLING
+from support.present import present
 
 PROMPT = replace(prompt_of(7), token_ids=np.array([1, 2], np.int32))
 
@@ -98,12 +99,9 @@ def test_ready_prompts_begin_in_order_as_far_as_there_are_places() -> None:
     begun = [work_queue.begin_next(now=9.0) for _ in range(3)]
     assert [job.lease.lease_id if job else None for job in begun] == ["a", "b", None]
     assert work_queue.count(*UNBEGUN) == 2
-    job = work_queue.finish("a", now=11.0)
-    assert job is not None
+    job = present(work_queue.finish("a", now=11.0))
     assert (job.lease.lease_id, job.at_s, job.prompt, job.state) == ("a", 9.0, PROMPT, JobState.GRADING)
-    after = work_queue.begin_next(now=11.0)
-    assert after is not None
-    assert after.lease.lease_id == "c"
+    assert present(work_queue.begin_next(now=11.0)).lease.lease_id == "c"
 
 
 def test_a_prompt_that_comes_after_its_lease_was_lost_is_passed_over() -> None:

@@ -2,6 +2,7 @@ from node.errors import Reason
 from node.telemetry.metrics import NodeMetrics, create_registry
 from node.telemetry.own_faults import FORGOTTEN_S, SETTLED_S, OwnFault, OwnFaults
 from support.clock import ManualClock
+from support.present import present
 
 
 class At:
@@ -38,9 +39,7 @@ def test_a_full_disk_that_takes_a_small_write_now_and_then_is_still_full() -> No
     for _ in range(20):
         at.ledger_fails()
         at.after(SETTLED_S / 2).faults.works("ledger")
-    found = at.faults.first()
-    assert found is not None
-    assert found.for_s == 20 * SETTLED_S / 2
+    assert present(at.faults.first()).for_s == 20 * SETTLED_S / 2
 
 
 def test_where_nothing_is_written_any_more_a_part_that_tells_when_it_works_stays_faulty() -> None:
@@ -62,9 +61,7 @@ def test_the_ledger_is_told_before_what_only_counts_refusals() -> None:
     at.faults.failed("RolloutService", "the disk takes no writes", fix="")
     at.faults.works("ledger")
     at.after(1).ledger_fails()
-    found = at.faults.first()
-    assert found is not None
-    assert found.what.startswith("the ledger")
+    assert present(at.faults.first()).what.startswith("the ledger")
 
 
 def test_every_refusal_for_the_disk_is_a_fault_of_this_process_and_no_other_refusal_is() -> None:
@@ -72,6 +69,5 @@ def test_every_refusal_for_the_disk_is_a_fault_of_this_process_and_no_other_refu
     metrics.count_refusal(service="Learner", reason=Reason.BUSY)
     assert metrics.faults.first() is None
     metrics.count_refusal(service="Learner", reason=Reason.DISK)
-    found = metrics.faults.first()
-    assert found is not None
+    found = present(metrics.faults.first())
     assert found.what == "the disk of its state directory takes no writes of Learner"

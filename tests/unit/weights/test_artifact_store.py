@@ -8,6 +8,7 @@ from node.errors import Reason
 from node.values.policy import ArtifactKey
 from node.weights.assembly.held import HeldPolicy
 from node.weights.store.artifact_store import ArtifactStore
+from support.present import present
 from support.refusals import refused
 from support.weights import LAYOUT, Learner, flip_bit, frames_file, keys
 
@@ -37,13 +38,11 @@ def test_the_head_is_of_the_newest_learner_that_made_it(store: ArtifactStore, le
     assert keys(store) == []
     learner.epoch = 2
     learner.put(store, (2, None))
-    announcement = store.announcement()
-    assert announcement is not None
+    announcement = present(store.announcement())
     assert (announcement.head.number, announcement.learner_epoch) == (2, 2)
     learner.epoch = 3
     learner.put(store, (2, 0))
-    again = store.announcement()
-    assert again is not None
+    again = present(store.announcement())
     assert (again.head, again.learner_epoch) == (announcement.head, 2)
 
 

@@ -25,6 +25,7 @@ from support.exponent_conditioned import (
     trained_words,
     well_begun,
 )
+from support.present import present
 
 IMPLEMENTATIONS = implementations()
 each = pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=lambda each: each.name)
@@ -83,13 +84,11 @@ def test_a_class_that_changed_nearly_everywhere_is_coded_by_its_runs(implementat
 def test_the_largest_frame_comes_back(implementation: Implementation) -> None:
     base = trained_words(1 << 20, seed=0)
     words = trained_step(base, seed=1, step=1e-6)
-    payload = implementation.encode(words, base=base, limit_bytes=base.nbytes).payload
-    assert payload is not None
+    payload = present(implementation.encode(words, base=base, limit_bytes=base.nbytes).payload)
     assert fault_of(implementation, payload, base=base) == (PayloadFault.NONE, words.tobytes())
     alone = base.copy()
     alone[-1] ^= 0x8000
-    payload = implementation.encode(alone, base=base, limit_bytes=base.nbytes).payload
-    assert payload is not None
+    payload = present(implementation.encode(alone, base=base, limit_bytes=base.nbytes).payload)
     assert len(payload) < 20
     assert fault_of(implementation, payload, base=base) == (PayloadFault.NONE, alone.tobytes())
 
@@ -103,8 +102,7 @@ def test_a_frame_is_coded_as_if_there_had_been_none_before(implementation: Imple
     past = well_begun().surprise(1 - 7).surprise(6).number(10, 0).bits(0, 1).surprise(-7).to_bytes()
     words = base.copy()
     words[9] += 1
-    payload = implementation.encode(after, base=before, limit_bytes=5000).payload
-    assert payload is not None
+    payload = present(implementation.encode(after, base=before, limit_bytes=5000).payload)
     assert fault_of(implementation, payload, base=before) == (PayloadFault.NONE, after.tobytes())
     delta = implementation.encode(words, base=base, limit_bytes=40)
     assert (delta.payload, delta.changes) == (coded(words, base=base), 1)
@@ -194,8 +192,7 @@ def test_the_words_of_a_keyframe_are_joined(implementation: Implementation, size
 
 @pytest.mark.needs("kernel")
 def test_the_kernel_reads_no_bytes_that_are_not_there() -> None:
-    kernel = native.load()
-    assert kernel is not None
+    kernel = present(native.load())
     for rest, exponents in ((b"\0" * 4, b"\0" * 5), (b"\0" * 5, b"\0" * 4), (b"\0" * 6, b"\0" * 6)):
         with pytest.raises(ValueError, match="5 words"):
             kernel.join(rest, exponents, out=np.zeros(5, np.uint16))
@@ -213,15 +210,13 @@ def test_the_kernel_has_the_numbers_of_the_format() -> None:
     width, mode = format.FIRST_LARGE
     expected |= {"FIRST_LARGE_WIDTH": width, "FIRST_LARGE_MODE": mode}
     assert numbers == expected
-    faults = re.search(r"enum fault \{ (.*) \}", header)
-    assert faults is not None
+    faults = present(re.search(r"enum fault \{ (.*) \}", header))
     assert faults[1].split(", ") == [fault.name for fault in PayloadFault]
 
 
 @pytest.mark.needs("kernel")
 def test_the_kernel_takes_only_what_it_can_address() -> None:
-    kernel = native.load()
-    assert kernel is not None
+    kernel = present(native.load())
     strided = np.zeros(40, np.uint16)[::2]
     for words, base in (
         (strided, FAULTS_BASE),

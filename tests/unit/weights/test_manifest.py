@@ -21,6 +21,7 @@ from node.weights.format.manifest import (
     signed_by,
     verify_signed,
 )
+from support.refusals import refused
 from support.weights import LAYOUT, RUN_ID, SPECS, Learner
 
 LEARNER = Learner()
@@ -92,10 +93,8 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_manifest_that_the_runs_learner_did_not_sign_for_this_run_is_refused(name: str) -> None:
     signed, reason = REFUSED[name]
-    with pytest.raises(RefusedError) as refused:
+    with refused(reason, *(("'other'", "'example'") if reason is Reason.FOREIGN_RUN else ())):
         verify_signed(signed, public_key=LEARNER.key.public_key, run_id=RUN_ID)
-    assert refused.value.reason is reason
-    assert reason is not Reason.FOREIGN_RUN or "'other', not 'example'" in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -114,10 +113,9 @@ def test_the_least_of_every_field_is_valid(manifest: Manifest) -> None:
 
 def test_a_header_alone_lacks_its_frames() -> None:
     header = DELTA.to_bytes()[: -FRAME_BYTES * len(DELTA.frames) - len(RUN_ID)]
-    for size, said in ((len(header), "for 5 frames"), (len(header) - 1, "fewer than its header")):
-        with pytest.raises(RefusedError, match=said) as refused:
+    for size, said in ((len(header), "5 frames"), (len(header) - 1, str(len(header) - 1))):
+        with refused(Reason.MALFORMED, said):
             parse(header[:size])
-        assert refused.value.reason is Reason.MALFORMED
 
 
 @pytest.mark.parametrize(
@@ -182,9 +180,8 @@ def test_a_frame_count_beyond_the_limit_is_refused_unread() -> None:
     count_at = 8 + 3 * 8 + 8 + 3 * 16
     assert struct.unpack_from("<I", content, count_at) == (len(LAYOUT.frames),)
     struct.pack_into("<I", content, count_at, 0xFFFFFFFF)
-    with pytest.raises(RefusedError) as refused:
+    with refused(Reason.OVER_LIMIT):
         parse(bytes(content))
-    assert refused.value.reason is Reason.OVER_LIMIT
 
 
 def test_the_number_of_a_codec_to_come_is_refused() -> None:
@@ -193,18 +190,16 @@ def test_the_number_of_a_codec_to_come_is_refused() -> None:
     assert content[coding_at] & 0xF == DELTA.frames[0].codec
     for number in range(max(Codec) + 1, 16):
         content[coding_at] = content[coding_at] & 0xF0 | number
-        with pytest.raises(RefusedError, match=f"codec {number} is unknown") as refused:
+        with refused(Reason.MALFORMED, f"codec {number}"):
             parse(bytes(content))
-        assert refused.value.reason is Reason.MALFORMED
 
 
 def test_the_largest_number_a_frame_can_tell_is_refused() -> None:
     content = bytearray(DELTA.to_bytes())
     coding_at = len(content) - FRAME_BYTES * len(DELTA.frames)
     struct.pack_into("<I", content, coding_at, 0xFFFFFFF0 | Codec.RAW)
-    with pytest.raises(RefusedError, match=f"frame 0 has {(1 << 28) - 1} bytes") as refused:
+    with refused(Reason.OVER_LIMIT, "frame 0", str((1 << 28) - 1)):
         parse(bytes(content))
-    assert refused.value.reason is Reason.OVER_LIMIT
 
 
 def test_a_manifest_of_another_model_is_refused() -> None:
@@ -216,9 +211,8 @@ def test_a_manifest_of_another_model_is_refused() -> None:
         (DELTA, renamed),
         (replace(DELTA, frames=DELTA.frames[1:]), LAYOUT),
     ):
-        with pytest.raises(RefusedError) as refused:
+        with refused(Reason.LAYOUT_MISMATCH):
             manifest.check_layout(layout)
-        assert refused.value.reason is Reason.LAYOUT_MISMATCH
 
 
 def test_a_payload_too_large_for_its_frame_is_refused_once_the_layout_is_known() -> None:
@@ -227,6 +221,5 @@ def test_a_payload_too_large_for_its_frame_is_refused_once_the_layout_is_known()
         for index, (frame, span) in enumerate(zip(KEYFRAME.frames, LAYOUT.frames, strict=True))
     )
     manifest = parse(replace(KEYFRAME, frames=frames).to_bytes())
-    with pytest.raises(RefusedError, match="frame 3") as refused:
+    with refused(Reason.OVER_LIMIT, "frame 3"):
         manifest.check_layout(LAYOUT)
-    assert refused.value.reason is Reason.OVER_LIMIT

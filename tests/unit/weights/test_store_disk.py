@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from node.errors import Reason, StartupError
+from node.errors import Reason
 from node.values.policy import ArtifactKey
 from node.weights.store.artifact_store import ArtifactStore
 from support.full_disk import full_disk
-from support.refusals import refused
+from support.refusals import cannot_start, refused
 from support.weights import Learner, keys, put_version
 
 
@@ -41,7 +41,7 @@ def test_a_disk_too_full_for_a_manifest_refuses_the_offer_and_takes_it_later(
 
 def test_a_directory_that_cannot_be_used_ends_the_start(learner: Learner, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StartupError, match="cannot be used"):
+    with cannot_start(f"{tmp_path}/file"):
         learner.store(tmp_path / "file")
 
 

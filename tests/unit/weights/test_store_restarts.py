@@ -1,7 +1,6 @@
 """A store started again on the disk it left: after a kill, damage, a lost mark, a new learner."""
 
 import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -10,24 +9,6 @@ from node.errors import Reason
 from node.weights.store.artifact_store import ArtifactStore
 from support.refusals import refused
 from support.weights import Learner, flip_bit, frames_file, keys
-
-
-def test_an_upload_cut_by_a_kill_goes_on_with_the_missing_frames(learner: Learner, tmp_path: Path) -> None:
-    signed, payloads = learner.signed(1, 0)
-    child = os.fork()
-    if child == 0:
-        store = learner.store(tmp_path)
-        key = store.offer_signed(signed)[0].key
-        for frame in (0, 3):
-            store.write_frame(key, frame, payloads[frame])
-        os.kill(os.getpid(), signal.SIGKILL)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    store = learner.store(tmp_path)
-    manifest, missing = store.offer_signed(signed)
-    assert missing == (1, 2, 4)
-    for frame in missing:
-        store.write_frame(manifest.key, frame, payloads[frame])
-    assert [store.read_payload(manifest.key, frame) for frame in range(5)] == list(payloads)
 
 
 def test_a_kill_before_the_rename_loses_nothing(

@@ -22,6 +22,7 @@ from node.wire.rollouts import (
     largest_group_bytes,
 )
 from support.groups import SAMPLING, make_completion, make_group, with_replies
+from support.refusals import refused
 
 
 def message_of(group: RolloutGroup) -> rollout_pb2.GroupColumns:
@@ -133,9 +134,8 @@ def test_columns_that_are_damaged_are_refused_or_read_as_protobuf_reads_them(
 
 def test_many_small_fields_are_refused_before_there_is_an_object_for_each() -> None:
     columns = group_to_wire(make_group()).columns
-    with pytest.raises(RefusedError) as refused:
+    with refused(Reason.OVER_LIMIT):
         read_columns(columns + b"\x4a\x02\x0a\x00" * 100_000)
-    assert refused.value.reason is Reason.OVER_LIMIT
 
 
 REPLIES = [True, True, False, False, False, True, False, True, True, True]
@@ -166,7 +166,7 @@ def test_a_group_without_replies_has_no_column_for_them() -> None:
 def test_a_reader_that_does_not_know_replies_refuses_the_group() -> None:
     message = message_of(make_group(completions=(with_replies(make_completion(10), REPLIES),)))
     message.ClearField("drawn")
-    with pytest.raises(RefusedError, match="behaviour_logprobs has 6 entries, the lengths ask for 10"):
+    with refused(Reason.MALFORMED, "behaviour_logprobs", "6", "10"):
         read(message)
 
 
@@ -174,9 +174,8 @@ def test_a_reader_that_does_not_know_replies_refuses_the_group() -> None:
 def test_a_column_drawn_that_does_not_fit_is_refused(bits: bytes) -> None:
     message = message_of(make_group(completions=(with_replies(make_completion(10), REPLIES),)))
     message.drawn = bits
-    with pytest.raises(RefusedError) as refused:
+    with refused(Reason.MALFORMED):
         read(message)
-    assert refused.value.reason is Reason.MALFORMED
 
 
 def test_columns_are_little_endian_whatever_the_machine() -> None:
@@ -200,9 +199,8 @@ def test_a_finish_is_a_byte() -> None:
 )
 def test_a_group_with_bytes_that_no_field_holds_is_refused(spare: EncodedGroup) -> None:
     header, columns = group_to_wire(make_group()).parts
-    with pytest.raises(RefusedError, match="belong to no field") as refused:
+    with refused(Reason.MALFORMED):
         group_from_wire(EncodedGroup(spare.header + header, spare.columns + columns))
-    assert refused.value.reason is Reason.MALFORMED
 
 
 @pytest.mark.parametrize(
@@ -213,7 +211,7 @@ def test_a_group_with_bytes_that_no_field_holds_is_refused(spare: EncodedGroup) 
     ],
 )
 def test_bytes_that_are_not_a_group_are_refused(damaged: EncodedGroup) -> None:
-    with pytest.raises(RefusedError, match="5 bytes that are not a group"):
+    with refused(Reason.MALFORMED, "5 bytes"):
         group_from_wire(damaged)
 
 
@@ -227,9 +225,8 @@ def test_a_digest_of_the_prompt_is_stated_and_passed_over() -> None:
 
 
 def test_a_header_over_the_limit_is_refused_unread() -> None:
-    with pytest.raises(RefusedError, match="a group's header of 8193 bytes") as refused:
+    with refused(Reason.OVER_LIMIT, "8193 bytes"):
         header_from_wire(b"x" * 8193)
-    assert refused.value.reason is Reason.OVER_LIMIT
 
 
 @pytest.mark.parametrize(
@@ -243,15 +240,14 @@ def test_a_header_over_the_limit_is_refused_unread() -> None:
 )
 def test_columns_that_do_not_agree_with_their_header_are_refused(other: dict[str, Any]) -> None:
     columns = message_of(make_group(**other))
-    with pytest.raises(RefusedError, match="the group's header says") as refused:
+    with refused(Reason.MALFORMED, "header"):
         read(columns)
-    assert refused.value.reason is Reason.MALFORMED
 
 
 def test_a_metric_that_is_there_twice_is_refused() -> None:
     message = message_of(make_group(size=2, metrics={"words": np.zeros(2, np.float32)}))
     message.metrics.add(name="words", values=b"\0" * 8)
-    with pytest.raises(RefusedError, match="twice"):
+    with refused(Reason.MALFORMED, "metric"):
         read(message)
 
 
@@ -306,9 +302,8 @@ def test_no_group_is_larger_than_the_largest_and_the_largest_is_close(
 def test_columns_that_disagree_are_refused_by_name(column: str, value: bytes) -> None:
     message = message_of(make_group())
     setattr(message, column, value)
-    with pytest.raises(RefusedError) as refused:
+    with refused(Reason.MALFORMED):
         read(message)
-    assert refused.value.reason is Reason.MALFORMED
 
 
 def test_real_actions_travel_in_place_of_tokens_and_cells_are_counted_again() -> None:
@@ -331,34 +326,33 @@ def test_real_actions_travel_in_place_of_tokens_and_cells_are_counted_again() ->
 @pytest.mark.parametrize(
     ("column", "value", "said"),
     [
-        ("actions", b"\0" * 16, "column actions has 4 entries, the lengths ask for 5"),
-        ("actions", b"\0" * 21, "column actions has 21 bytes"),
-        ("token_ids", b"\0" * 20, "column token_ids has 5 entries, the lengths ask for 0"),
+        ("actions", b"\0" * 16, ("actions", "4", "5")),
+        ("actions", b"\0" * 21, ("actions", "21")),
+        ("token_ids", b"\0" * 20, ("token_ids", "5", "0")),
     ],
 )
 def test_a_mask_of_the_wrong_size_and_one_with_tokens_beside_are_refused(
-    column: str, value: bytes, said: str
+    column: str, value: bytes, said: tuple[str, ...]
 ) -> None:
     completions = tuple(make_completion(n, actions=np.zeros(n, np.float32)) for n in (2, 3))
     group = make_group(completions=completions)
     message = message_of(group)
     setattr(message, column, value)
-    with pytest.raises(RefusedError, match=said):
+    with refused(Reason.MALFORMED, *said):
         read(message, group)
 
 
 def test_lengths_that_claim_gigabytes_are_refused_before_memory_is_spent() -> None:
     message = message_of(make_group())
     message.completion_lengths = np.full(1024, 2**31 - 1, np.int32).tobytes()
-    with pytest.raises(RefusedError) as refused:
+    with refused(Reason.OVER_LIMIT):
         read(message)
-    assert refused.value.reason is Reason.OVER_LIMIT
 
 
 def test_too_many_completions_are_refused() -> None:
     message = message_of(make_group())
     message.completion_lengths = np.ones(1025, np.int32).tobytes()
-    with pytest.raises(RefusedError, match="1025 completions"):
+    with refused(Reason.MALFORMED, "1025 completions"):
         read(message)
 
 
@@ -367,7 +361,7 @@ def test_what_graders_measure_survives_the_wire() -> None:
     message = message_of(make_group(size=2, metrics={"words": values}))
     np.testing.assert_array_equal(read(message).metrics["words"], values)
     message.metrics[0].values = b"\0" * 12
-    with pytest.raises(RefusedError, match="metrics"):
+    with refused(Reason.MALFORMED, "metrics"):
         read(message)
 
 
@@ -384,14 +378,12 @@ def test_a_verifier_may_abstain_from_some_completions_and_not_from_all() -> None
     some = GroupGrades(np.array([math.nan, 1.0], np.float32))
     header = header_from_wire(graded(ungraded, some, grader_digest=b"g" * 16, at_s=9.0).header)
     assert header.least_reward == header.largest_reward == 1.0
-    with pytest.raises(RefusedError, match="reward nan"):
+    with refused(Reason.NON_FINITE, "nan"):
         graded(ungraded, GroupGrades(np.full(2, math.nan, np.float32)), grader_digest=b"g" * 16, at_s=9.0)
 
 
 def test_a_group_that_comes_under_another_name_than_its_own_is_refused() -> None:
     encoded = group_to_wire(make_group("1.1"))
     assert group_from_wire(replace(encoded, group_id="")).group_id == "1.1"  # from a journal
-    with pytest.raises(RefusedError) as refused:
+    with refused(Reason.MALFORMED, "2.1"):
         group_from_wire(replace(encoded, group_id="2.1"))
-    assert refused.value.reason is Reason.MALFORMED
-    assert "2.1" in refused.value.what
