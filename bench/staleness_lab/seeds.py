@@ -35,9 +35,6 @@ class Rows:
     staleness: Tensor
     """[seeds, n], versions."""
     group_size: int
-    proximal: Tensor | None = None
-    """[seeds, n, t], nats: the learner before this version's first step, if one was taken."""
-
     expected_kl: Tensor | None = None
     """[seeds, n, t], nats: what the ages of the tokens make a learner expect, if it has measured any."""
 
@@ -51,7 +48,6 @@ class Rows:
             mask=self.mask[part],
             reward=self.reward[part],
             staleness=self.staleness[part],
-            proximal=None if self.proximal is None else self.proximal[part],
             expected_kl=None if self.expected_kl is None else self.expected_kl[part],
         )
 
@@ -66,7 +62,6 @@ class Rows:
             reward=self.reward.flatten(),
             staleness_versions=self.staleness.flatten(),
             max_tokens=self.learner.shape[2],
-            proximal_logprob=None if self.proximal is None else self.proximal.flatten(0, 1),
             recorded_nats=None if self.expected_kl is None else self.expected_kl.flatten(0, 1),
         )
 
