@@ -1,14 +1,22 @@
-"""How long something takes, and how much memory."""
+"""How long something takes, beside something else, and how much memory."""
 
+import ctypes
 import gc
 import os
-from collections.abc import Callable
+import statistics
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
 CORES: Final = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 T = TypeVar("T")
+
+# mallopt(3), with glibc's numbers.
+_MMAP_THRESHOLD: Final = -3
+_MMAP_MAX: Final = -4
+_TRIM_THRESHOLD: Final = -1
 
 
 def best(run: Callable[[], object], clock: Callable[[], float], repetitions: int) -> float:
@@ -19,6 +27,13 @@ def best(run: Callable[[], object], clock: Callable[[], float], repetitions: int
         run()
         took.append(clock() - started)
     return min(took)
+
+
+def ratio(ones: Sequence[float], others: Sequence[float]) -> tuple[float, tuple[float, float]]:
+    """Return the median of the ratios within each round, and their quartiles."""
+    ratios = [one / other for one, other in zip(ones, others, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, method="inclusive")
+    return round(middle, 4), (round(low, 4), round(high, 4))
 
 
 def peak(run: Callable[[], T]) -> tuple[int | None, T]:
@@ -47,3 +62,21 @@ def resident_bytes(*, highest: bool = False) -> int:
     field = "VmHWM:" if highest else "VmRSS:"
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
     return 1024 * int(line.split()[1])
+
+
+def keep_freed_memory() -> None:
+    """Never give memory back to the system: what was touched once has no page fault again."""
+    _mallopt(_MMAP_MAX, 0)
+    _mallopt(_TRIM_THRESHOLD, -1)
+
+
+def return_freed_memory() -> None:
+    """Return freed memory to the system, from now on each tensor when it is freed."""
+    _mallopt(_MMAP_THRESHOLD, 1 << 16)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _mallopt(parameter: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).mallopt(parameter, value)

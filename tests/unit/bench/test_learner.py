@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.learner import QUICK_SHAPES, compare
-from bench.learner_memory import LOGPROBS, logprob_peak
-from bench.learner_report import report, write_report
-from bench.learner_steps import gradient_of, make_groups, make_model, padded_ids, step_makers
+from bench.learner.__main__ import QUICK_SHAPES, compare
+from bench.learner.memory import LOGPROBS, logprob_peak
+from bench.learner.report import report, write_report
+from bench.learner.steps import gradient_of, make_groups, make_model, padded_ids, step_makers
 from node.values.well_formed import check_group
 
 SHAPE = QUICK_SHAPES[0]
@@ -49,7 +49,7 @@ def test_grpo_and_trls_have_the_same_gradient() -> None:
 
 
 def test_steps_of_different_losses_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.learner_trl.TRL_STEPS", {"trl": step_makers()["bare"]})
+    monkeypatch.setattr("bench.learner.trl_steps.TRL_STEPS", {"trl": step_makers()["bare"]})
     with pytest.raises(ValueError, match="not one loss"):
         list(compare(SHAPE))
 

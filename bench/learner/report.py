@@ -1,24 +1,20 @@
-"""The figures of bench/learner.py as a table and a plot."""
+"""The figures of ``bench.learner`` as a table and a plot."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import matplotlib.pyplot as plt
 
 Line = dict[str, Any]
-
-RANKS_FILE: Final = "learner_ranks.jsonl"
 
 
 def write_report(lines: Sequence[Line], directory: Path) -> None:
     """Write learner.jsonl, learner.md and learner.png into ``directory``."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "learner.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    path = directory / RANKS_FILE
-    ranks = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    (directory / "learner.md").write_text((report(lines) if lines else "") + rank_report(ranks))
+    (directory / "learner.md").write_text(report(lines))
     _plot(lines, directory / "learner.png")
 
 
@@ -29,7 +25,7 @@ def report(lines: Sequence[Line]) -> str:
     parts = [
         "# The learner's step\n",
         f"Written by `python -m bench.learner`, on {lines[0]['threads']} thread(s). What each step does: "
-        "bench/learner_steps.py and bench/learner_trl.py. Ratios are medians over rounds of the ratio within "
+        "bench/learner/steps.py and trl_steps.py. Ratios are medians over rounds of the ratio within "
         "a round, with the quartiles; what `bare, again` says of itself is noise.\n",
         "![times and peaks](learner.png)\n",
         *(_step_table(kind, steps) for kind in dict.fromkeys(line["kind"] for line in steps)),
@@ -41,59 +37,6 @@ def report(lines: Sequence[Line]) -> str:
         *map(_logprob_row, logprobs),
     ]
     return "\n".join(parts) + "\n"
-
-
-def rank_report(lines: Sequence[Line]) -> str:
-    """Return the tables of bench/learner_ranks.py; without lines, nothing."""
-    parts = []
-    for kind in dict.fromkeys(line["kind"] for line in lines):
-        own = [line for line in lines if line["kind"] == kind]
-        parts += [f"\n## Ranks: {kind}\n", *_rank_tables(own)]
-    head = (
-        "\n# Ranks\n\nWritten by `python -m bench.learner_ranks`, which says what each figure is; on gloo, a "
-        "thread a rank. Times on fewer cores than ranks say nothing of more cores.\n"
-    )
-    return head + "\n".join(parts) + "\n" if parts else ""
-
-
-def _rank_tables(lines: Sequence[Line]) -> Iterator[str]:
-    if steps := [line for line in lines if "step" in line]:
-        yield "| step | ranks | s | peak a rank, MiB | planned, MiB | parameters held |"
-        yield "| --- | ---: | ---: | ---: | ---: | ---: |"
-        for line in steps:
-            sizes = (_mebibytes(line.get("peak_bytes")), _mebibytes(line.get("planned_bytes")))
-            held = line.get("held_share", "-")
-            cells = (line["step"], line["ranks"], f"{line['seconds']:.3f}", *sizes, held)
-            yield f"| {' | '.join(map(str, cells))} |"
-    if lives := [line for line in lines if "life" in line]:
-        yield "\nA checkpoint every 20 steps:\n"
-        yield (
-            "| ranks | step, s | stall, % of a step | copy, s | checkpoint, MiB | journal a step, KiB | "
-            "written a step, MiB | less than with a checkpoint a step, times | resume, s | "
-            "of it replay, s (steps) |"
-        )
-        yield "| ---: " * 10 + "|"
-        for line in lives:
-            figures = (
-                line["ranks"],
-                f"{line['step_s']:.3f}",
-                f"{100 * line['stall_share']:.1f}",
-                f"{line['copy_s']:.3f}",
-                _mebibytes(line["checkpoint_bytes"]),
-                f"{line['journal_bytes'] / 1024:.1f}",
-                _mebibytes(line["written_bytes"]),
-                line["over_per_step"],
-                line["resume_s"],
-                f"{line['replay_s']} ({line['replayed_steps']})",
-            )
-            yield f"| {' | '.join(map(str, figures))} |"
-    if curves := [line for line in lines if "curve" in line]:
-        yield "\nLosses of steps on the same batches:\n"
-        yield "| ranks | losses | largest difference from the first row | over the curve's range |"
-        yield "| ---: | --- | ---: | ---: |"
-        for line in curves:
-            losses = " ".join(f"{loss:.5f}" for loss in line["losses"])
-            yield f"| {line['ranks']} | {losses} | {line['apart']:.1e} | {line['apart_over_spread']:.1e} |"
 
 
 def _step_table(kind: str, steps: Sequence[Line]) -> str:

@@ -1,19 +1,19 @@
-"""The steps that bench/learner.py compares: one model, one batch, three ways to go one step down.
+"""The steps that ``bench.learner`` compares: one model, one batch, three ways to go one step down.
 
     bare    what any step does at least, from tensors that lie ready: forward, full logits, log softmax,
             gather, a mean for a loss, backward, gradient clipping, AdamW. No objective, no metrics.
     ours    train_step.train_step, from groups to the step's outcome. `ours, grpo` has TRL's loss;
             the other one is what the learner does where nothing is configured.
-    trl     GRPOTrainer.training_step of TRL, then clipping and AdamW as its loop does: learner_trl.py.
+    trl     GRPOTrainer.training_step of TRL, then clipping and AdamW as its loop does: trl_steps.py.
 
 All start from the same float32 weights, with torch's fused AdamW, and take the same groups.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -76,7 +76,7 @@ def step_makers() -> Mapping[str, Callable[[Shape, list[RolloutGroup]], Step]]:
         f"ours, {default}": partial(Ours, objective=default, kl_coefficient=kl_coefficient),
     }
     try:
-        from bench.learner_trl import TRL_STEPS
+        from bench.learner.trl_steps import TRL_STEPS
     except ImportError:
         return own
     return {**own, **TRL_STEPS}
@@ -119,61 +119,52 @@ def make_model(shape: Shape) -> Qwen3ForCausalLM:
 
 def make_groups(shape: Shape) -> list[RolloutGroup]:
     """Return the groups of the batch: random tokens, behaviour logprobs 0.05 nats around the model's own."""
-    random = np.random.default_rng(0)
+    random, model = np.random.default_rng(0), make_model(shape)
     prompts = random.integers(2, shape.vocabulary, (shape.groups, shape.prompt_tokens)).astype(np.int32)
     tokens = random.integers(2, shape.vocabulary, (shape.rows, shape.completion_tokens)).astype(np.int32)
     noise = random.normal(0, 0.05, tokens.shape)
-    return groups_of(
-        make_model(shape), shape, prompts, tokens, noise=noise, rewards=random.random(shape.rows)
+    rewards = random.random(shape.rows)
+    groups = []
+    for number, prompt in enumerate(prompts):
+        completions = []
+        for row in range(number * shape.group_size, (number + 1) * shape.group_size):
+            ids = torch.tensor(np.concatenate([prompt, tokens[row]])).long()[None]
+            with torch.no_grad():
+                logprob = gathered_logprob(model, ids)[0, shape.prompt_tokens - 1 :].numpy()
+            completions.append(made_completion(tokens[row], logprob + noise[row], reward=rewards[row]))
+        groups.append(made_group(number, prompt, completions))
+    return groups
+
+
+def made_completion(
+    tokens: NDArray[np.int32], logprob: NDArray[np.floating[Any]], *, reward: float
+) -> Completion:
+    """Return a completion of version 0; both are [tokens]."""
+    return Completion(
+        token_ids=tokens,
+        behaviour_logprob=np.minimum(0, logprob).astype(np.float32),
+        policy_version=np.zeros(len(tokens), np.int32),
+        reward=float(reward),
+        finish=Finish.END,
     )
 
 
-def groups_of(
-    model: torch.nn.Module,
-    shape: Shape,
-    prompts: NDArray[np.int32],
-    tokens: NDArray[np.int32],
-    *,
-    noise: NDArray[np.float64],
-    rewards: NDArray[np.float64],
-) -> list[RolloutGroup]:
-    """Return groups of given completions.
-
-    Args:
-        prompts: [groups, prompt]; tokens: [rows, completion].
-        noise: [rows, completion], added to the model's own logprobs; rewards: [rows].
-    """
-    completions = []
-    for row in range(shape.rows):
-        ids = torch.tensor(np.concatenate([prompts[row // shape.group_size], tokens[row]])).long()[None]
-        with torch.no_grad():
-            logprob = gathered_logprob(model, ids)[0, shape.prompt_tokens - 1 :].numpy()
-        completions.append(
-            Completion(
-                token_ids=tokens[row],
-                behaviour_logprob=np.minimum(0, logprob + noise[row]).astype(np.float32),
-                policy_version=np.zeros(shape.completion_tokens, np.int32),
-                reward=float(rewards[row]),
-                finish=Finish.END,
-            )
-        )
-    return [
-        RolloutGroup(
-            run_id="bench",
-            group_id=str(number),
-            layout_digest=bytes(16),
-            tokenizer_digest=bytes(16),
-            task="bench",
-            prompt_index=number,
-            prompt_token_ids=prompts[number],
-            completions=tuple(completions[number * shape.group_size : (number + 1) * shape.group_size]),
-            sampling=SamplingParameters(1.0, 1.0, 0, max_new_tokens=shape.completion_tokens),
-            sampling_started_at_s=0.0,
-            sampling_finished_at_s=0.0,
-            graded_at_s=0.0,
-        )
-        for number in range(shape.groups)
-    ]
+def made_group(number: int, prompt: NDArray[np.int32], completions: Sequence[Completion]) -> RolloutGroup:
+    """Return completions, all as long, as one group."""
+    return RolloutGroup(
+        run_id="bench",
+        group_id=str(number),
+        layout_digest=bytes(16),
+        tokenizer_digest=bytes(16),
+        task="bench",
+        prompt_index=number,
+        prompt_token_ids=prompt,
+        completions=tuple(completions),
+        sampling=SamplingParameters(1.0, 1.0, 0, max_new_tokens=len(completions[0].token_ids)),
+        sampling_started_at_s=0.0,
+        sampling_finished_at_s=0.0,
+        graded_at_s=0.0,
+    )
 
 
 def padded_ids(groups: list[RolloutGroup]) -> Tensor:
@@ -189,8 +180,8 @@ def gathered_logprob(model: torch.nn.Module, ids: Tensor) -> Tensor:
     return torch.log_softmax(logits, dim=-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
 
 
-def make_optimizer(model: torch.nn.Module, *, learning_rate: float = LEARNING_RATE) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0, fused=True)
+def make_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0, fused=True)
 
 
 class Bare:

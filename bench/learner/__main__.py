@@ -10,11 +10,11 @@ second says of itself is the noise. The process keeps memory that was freed, as 
 otherwise a step's time is up to twice as long by page faults, most for those that need the most memory,
 which is not ours.
 
-    step, kind      which of bench/learner_steps.py, on which shape
+    step, kind      which of bench/learner/steps.py, on which shape
     seconds         median by the clock; cpu_seconds: of the process, which others can hardly lengthen
     over_bare       ratio of times by the clock; cpu_over_bare: of the process's own
     cpu_over_ours   likewise over `ours, grpo`
-    peak_bytes      of one step, in a process of its own: bench/learner_memory.py
+    peak_bytes      of one step, in a process of its own: bench/learner/memory.py
     gradient_norm   of the first step
     gradient_apart  length of `trl`'s gradient minus `ours, grpo`'s, over that of either: the same loss
 
@@ -34,11 +34,12 @@ from typing import Any, Final
 
 import torch
 
-from bench.learner_memory import LOGPROBS, keep_freed_memory, logprob_peak, step_peak
-from bench.learner_report import write_report
-from bench.learner_steps import Shape, Step, gradient_of, make_groups, step_makers
+from bench.learner.memory import LOGPROBS, logprob_peak, step_peak
+from bench.learner.report import write_report
+from bench.learner.steps import Shape, Step, gradient_of, make_groups, step_makers
+from bench.measure import keep_freed_memory, ratio
 
-RESULTS: Final = Path(__file__).parent / "results"
+RESULTS: Final = Path(__file__).parents[1] / "results"
 
 SHAPES: Final = (
     Shape("64 tokens of vocabulary", 64, 64, 2, 8, 8, 8, 56, rounds=31),
@@ -70,8 +71,8 @@ def compare(shape: Shape) -> Iterator[dict[str, Any]]:
     tokens = shape.rows * shape.completion_tokens
     for name in steps:
         seconds = statistics.median(wall[name])
-        over_bare, over_bare_quartiles = _ratio(wall[name], wall["bare"])
-        cpu_over_bare, cpu_over_bare_quartiles = _ratio(cpu[name], cpu["bare"])
+        over_bare, over_bare_quartiles = ratio(wall[name], wall["bare"])
+        cpu_over_bare, cpu_over_bare_quartiles = ratio(cpu[name], cpu["bare"])
         yield {
             "kind": shape.name,
             "step": name,
@@ -84,7 +85,7 @@ def compare(shape: Shape) -> Iterator[dict[str, Any]]:
             "over_bare_quartiles": over_bare_quartiles,
             "cpu_over_bare": cpu_over_bare,
             "cpu_over_bare_quartiles": cpu_over_bare_quartiles,
-            "cpu_over_ours": _ratio(cpu[name], cpu["ours, grpo"])[0],
+            "cpu_over_ours": ratio(cpu[name], cpu["ours, grpo"])[0],
             "tokens_per_second": round(tokens / seconds),
             "gradient_norm": round(norms[name], 6),
             "gradient_apart": apart if name == "trl" else None,
@@ -117,13 +118,6 @@ def _times(steps: Mapping[str, Step], rounds: int) -> tuple[dict[str, list[float
             cpu[name].append(time.process_time() - started[1])
     gc.unfreeze()
     return wall, cpu
-
-
-def _ratio(ones: Sequence[float], others: Sequence[float]) -> tuple[float, tuple[float, float]]:
-    """Return the median of the ratios of each round, and their quartiles."""
-    ratios = [one / other for one, other in zip(ones, others, strict=True)]
-    low, middle, high = statistics.quantiles(ratios, method="inclusive")
-    return round(middle, 4), (round(low, 4), round(high, 4))
 
 
 def _with_peak(line: dict[str, Any], shape: Shape, threads: int) -> dict[str, Any]:

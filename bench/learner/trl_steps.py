@@ -1,4 +1,4 @@
-"""TRL's GRPO step on the batch of bench/learner.py. Needs `pip install heterorl-node[bench]`.
+"""TRL's GRPO step on the batch of ``bench.learner``. Needs `pip install heterorl-node[bench]`.
 
 What is driven is the trainer itself: ``GRPOTrainer.training_step`` (per-token logprobs and entropies by its
 fused head, loss, backward, metrics), then ``clip_grad_norm_`` and the optimizer as ``Trainer`` calls them.
@@ -28,7 +28,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
 
-from bench.learner_steps import CLIP_NORM, Shape, make_model, make_optimizer, padded_ids
+from bench.learner.steps import CLIP_NORM, Shape, make_model, make_optimizer, padded_ids
 from learner.objective.advantage import standardised_advantage
 from node.values.rollout import RolloutGroup
 

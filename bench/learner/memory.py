@@ -1,11 +1,9 @@
-"""Peaks of memory for bench/learner.py: each case in a process of its own, as a peak leaves its traces.
+"""Peaks of memory for ``bench.learner``: each case in a process of its own, as a peak leaves its traces.
 
 A peak is of resident memory during one run above what was resident before it (Linux only). A step is
 taken once before, which makes what stays: optimizer state, buffers of libraries.
 """
 
-import ctypes
-import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -15,26 +13,21 @@ from typing import Any, Final, TypeVar
 import torch
 
 from bench.forked_context import forked_context
-from bench.learner_steps import Shape, make_groups, step_makers
-from bench.measure import peak
+from bench.learner.steps import Shape, make_groups, step_makers
+from bench.measure import peak, return_freed_memory
 from learner.model.token_logprob import CHUNK_LOGITS, token_logprob
 
 LOGPROBS: Final = ("in chunks", "all at once")
 LOGPROB_TOKENS: Final = 4096
 LOGPROB_WIDTH: Final = 64
 
-# mallopt(3), with glibc's numbers.
-_MMAP_THRESHOLD: Final = -3
-_MMAP_MAX: Final = -4
-_TRIM_THRESHOLD: Final = -1
-
 T = TypeVar("T")
 
 
 def step_peak(shape: Shape, name: str, *, threads: int) -> int | None:
     """Return the peak of one of the steps of ``step_makers``, in bytes."""
-    # Where there is no trl, bench.learner_trl is left out.
-    imports = ("bench.learner_report", __name__, "bench.learner_trl")
+    # Where there is no trl, bench.learner.trl_steps is left out.
+    imports = ("bench.learner.report", __name__, "bench.learner.trl_steps")
     return _alone(_peak_of_step, shape, name, threads, imports=imports)
 
 
@@ -54,24 +47,6 @@ def logprob_peak(vocabulary: int, name: str, *, threads: int) -> dict[str, Any]:
         "logits_bytes": None if peak_bytes is None else peak_bytes - gradient_bytes,
         "chunk_bytes": 4 * min(CHUNK_LOGITS, LOGPROB_TOKENS * vocabulary),
     }
-
-
-def keep_freed_memory() -> None:
-    """Never give memory back to the system: what was touched once has no page fault again."""
-    _mallopt(_MMAP_MAX, 0)
-    _mallopt(_TRIM_THRESHOLD, -1)
-
-
-def return_freed_memory() -> None:
-    """Return freed memory to the system, from now on each tensor when it is freed."""
-    _mallopt(_MMAP_THRESHOLD, 1 << 16)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def _mallopt(parameter: int, value: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).mallopt(parameter, value)
 
 
 def _alone(run: Callable[..., T], *arguments: object, imports: Sequence[str]) -> T:

@@ -1,7 +1,7 @@
 """Our step against the least a step can be, on a GPU. One JSON line per step.
 
-    python -m bench.learner_device --size 0.5B              on an H100, a minute
-    python -m bench.learner_device --size tiny --device cpu seconds
+    python -m bench.learner.device --size 0.5B              on an H100, a minute
+    python -m bench.learner.device --size tiny --device cpu     seconds
 
 Masters are float32 and products bfloat16, in micro-batches of as many rows for all. Steps are taken in turn.
 
@@ -25,17 +25,26 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from bench.learner_steps import CLIP_NORM, LEARNING_RATE, gathered_logprob, make_optimizer, padded_ids
+from bench.learner.steps import (
+    CLIP_NORM,
+    LEARNING_RATE,
+    gathered_logprob,
+    made_completion,
+    made_group,
+    make_optimizer,
+    padded_ids,
+)
+from bench.measure import ratio
 from bench.random_model import SIZES, config_of, made_model
 from learner.config import LearnerConfig
 from learner.model.model import load_policy
 from learner.step.train_step import train_step
 from learner.step_settings import StepSettings
-from node.values.rollout import Completion, Finish, RolloutGroup
-from node.values.sampling_parameters import SamplingParameters
+from node.values.rollout import Completion, RolloutGroup
 
 OBJECTIVES: Final = ("grpo", LearnerConfig.model_fields["objective"].default)
 
@@ -43,31 +52,17 @@ OBJECTIVES: Final = ("grpo", LearnerConfig.model_fields["objective"].default)
 def random_groups(arguments: argparse.Namespace) -> list[RolloutGroup]:
     """Return groups of random tokens, with the logprobs of a model that knows nothing, give or take."""
     random, vocabulary = np.random.default_rng(0), config_of(arguments.size).vocab_size
-    length = arguments.completion_tokens
+
+    def tokens(count: int) -> NDArray[np.int32]:
+        return random.integers(2, vocabulary, count).astype(np.int32)
 
     def completion() -> Completion:
-        return Completion(
-            token_ids=random.integers(2, vocabulary, length).astype(np.int32),
-            behaviour_logprob=(-np.log(vocabulary) + random.normal(0, 0.05, length)).astype(np.float32),
-            policy_version=np.zeros(length, np.int32),
-            reward=float(random.random()),
-            finish=Finish.LENGTH,
-        )
+        logprob = -np.log(vocabulary) + random.normal(0, 0.05, arguments.completion_tokens)
+        return made_completion(tokens(arguments.completion_tokens), logprob, reward=random.random())
 
     return [
-        RolloutGroup(
-            run_id="bench",
-            group_id=str(number),
-            layout_digest=bytes(16),
-            tokenizer_digest=bytes(16),
-            task="bench",
-            prompt_index=number,
-            prompt_token_ids=random.integers(2, vocabulary, arguments.prompt_tokens).astype(np.int32),
-            completions=tuple(completion() for _ in range(arguments.group_size)),
-            sampling=SamplingParameters(1.0, 1.0, 0, max_new_tokens=length),
-            sampling_started_at_s=0.0,
-            sampling_finished_at_s=0.0,
-            graded_at_s=0.0,
+        made_group(
+            number, tokens(arguments.prompt_tokens), [completion() for _ in range(arguments.group_size)]
         )
         for number in range(arguments.groups)
     ]
@@ -138,8 +133,7 @@ def measure(model_dir: Path, arguments: argparse.Namespace) -> list[dict[str, An
     tokens = arguments.groups * arguments.group_size * arguments.completion_tokens
     lines = []
     for name, seconds_each in took.items():
-        ratios = [ours / bare for ours, bare in zip(seconds_each, took["bare"], strict=True)]
-        low, middle, high = statistics.quantiles(ratios, method="inclusive")
+        over_bare, quartiles = ratio(seconds_each, took["bare"])
         seconds = statistics.median(seconds_each)
         lines.append(
             {
@@ -149,8 +143,8 @@ def measure(model_dir: Path, arguments: argparse.Namespace) -> list[dict[str, An
                 "rounds": arguments.rounds,
                 "seconds": round(seconds, 4),
                 "tokens_per_s": round(tokens / seconds),
-                "over_bare": round(middle, 4),
-                "over_bare_quartiles": (round(low, 4), round(high, 4)),
+                "over_bare": over_bare,
+                "over_bare_quartiles": quartiles,
                 "peak_bytes": peaks[name],
             }
         )
@@ -174,7 +168,7 @@ def _timed(step: Callable[[], Any], device: torch.device) -> tuple[float, int]:
 def main(given: Sequence[str] | None = None) -> None:
     """Print the lines."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.learner_device", description=__doc__.partition("\n")[0]
+        prog="python -m bench.learner.device", description=__doc__.partition("\n")[0]
     )
     parser.add_argument("--size", choices=SIZES, default="0.5B")
     parser.add_argument("--device", default="cuda")
@@ -184,10 +178,9 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--completion-tokens", type=int, default=256)
     parser.add_argument("--micro-batch-tokens", type=int, default=8192)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--model", type=Path, help="a directory that bench.random_model made")
     arguments = parser.parse_args(given)
     with tempfile.TemporaryDirectory() as directory:
-        made = arguments.model or made_model(Path(directory), arguments.size, device=arguments.device)
+        made = made_model(Path(directory), arguments.size, device=arguments.device)
         for line in measure(made, arguments):
             print(json.dumps(line), flush=True)
 
