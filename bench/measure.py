@@ -48,6 +48,12 @@ def peak(run: Callable[[], T]) -> tuple[int | None, T]:
     return resident_bytes(highest=True) - before, result
 
 
+def cpu_seconds(pid: int) -> float:
+    """Return the user and system time of a process; see proc(5)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def restart_peak() -> None:
     """Start the high-water mark of resident memory anew (Linux only).
 

@@ -21,8 +21,6 @@
     lost_core_share       likewise by the processor time, as a share of all ``--threads``
     swap_s                mean time of handing a version over between two steps
     longest_turn_s        from a step's end to the next one's, the longest; longest_alone_s without versions
-    apart_nats            between behaviour logprob and the learner's, float32: mean of absolute differences
-    farthest_nats         the largest
     load                  processes that wanted to run, a minute's mean: above the cores, others slowed this
 
 The prompts of a group are equal, and all have the same length. Every contestant draws at temperature 1 from
@@ -45,14 +43,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import torch
 
 from bench.measure import CORES
 from bench.random_model import SIZES, made_model
 from bench.sampler_contestants import BareVllm, Contestant, Load, Ours, Round, Transformers
-from learner.model.model import load_policy
-from sampler.engines.engine import GenerationRequest
 
 PROCESSES: Final = {
     "torch": ("transformers", "torch"),
@@ -63,26 +58,6 @@ PROCESSES: Final = {
 """Which contestants share a process."""
 
 KV_CACHES: Final = ("recompute", "keep")
-
-
-def apart(load: Load, groups: Sequence[GenerationRequest]) -> dict[str, float]:
-    """Compare behaviour logprobs with the learner's."""
-    policy, prompts = load_policy(load.model_dir, device=load.device), load.prompts()
-    differences = []
-    for group in groups:
-        prompt = prompts[int(group.request_id)]
-        for completion in group.completions:
-            tokens = torch.tensor(np.concatenate([prompt, completion.token_ids]), device=load.device).long()
-            with torch.no_grad():
-                learner = policy.scorer(
-                    tokens[None, :-1],
-                    torch.arange(len(prompt) - 1, len(tokens) - 1, device=load.device),
-                    tokens[len(prompt) :],
-                    torch.ones(len(completion.token_ids), device=load.device),
-                )
-            differences.append(np.abs(completion.behaviour_logprob - learner.cpu().numpy()))
-    every = np.concatenate(differences)
-    return {"apart_nats": float(every.mean()), "farthest_nats": float(every.max())}
 
 
 def measure(names: Sequence[str], load: Load, *, rounds: int, versions: int, every_s: float) -> None:
@@ -102,7 +77,6 @@ def measure(names: Sequence[str], load: Load, *, rounds: int, versions: int, eve
                     t[name].tokens_per_core_s / t[names[0]].tokens_per_core_s for t in turns
                 )
             if isinstance(contestant, Ours):
-                line |= apart(load, contestant.groups()[:2])
                 line |= contestant.lost(versions=versions, every_s=every_s)
                 line |= {"every_s": every_s, "kv_cache": load.kv_cache}
             print(json.dumps(line), flush=True)

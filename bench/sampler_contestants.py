@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
+from bench.measure import cpu_seconds
 from node.values.sampling_parameters import SamplingParameters
 from sampler.config import SamplerConfig
 from sampler.engines.engine import GenerationRequest
@@ -187,24 +188,18 @@ class Ours:
         self._version = 0
 
     def generate(self) -> int:
-        return sum(len(c.token_ids) for group in self.groups() for c in group.completions)
-
-    def processor_s(self) -> float:
-        taken = time.process_time()
-        if isinstance(self._engine, ProcessEngine):
-            # "pid (name) state ..."; user and system time are the 12th and 13th field after the name.
-            stat = Path(f"/proc/{self._engine.process_id}/stat").read_text().rpartition(")")[2].split()
-            taken += (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
-        return taken
-
-    def groups(self) -> list[GenerationRequest]:
-        """Complete every prompt."""
         for number in range(self._load.groups):
             self._add(number)
         finished: list[GenerationRequest] = []
         while len(finished) < self._load.groups:
             finished += self._call(self._engine.step)
-        return finished
+        return sum(len(one.token_ids) for group in finished for one in group.completions)
+
+    def processor_s(self) -> float:
+        taken = time.process_time()
+        if isinstance(self._engine, ProcessEngine):
+            taken += cpu_seconds(self._engine.process_id)
+        return taken
 
     def lost(self, *, versions: int, every_s: float) -> dict[str, float]:
         """Measure what versions cost, against as many groups without them."""

@@ -14,8 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from bench.staleness_lab.cells import Cell
 from bench.staleness_lab.frozen import RefusedError, freezing_commit, read_settings
 from bench.staleness_lab.plan import FIRST, report_cells
@@ -61,14 +59,11 @@ def main() -> int:
 
 def _fill(cells: list[Cell], results: Results, arguments: argparse.Namespace) -> None:
     missing = [cell for cell in cells if cell not in results]
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns) as progress:
-        bar = progress.add_task("", total=len(missing))
-        for outcome in run_cells(missing, workers=arguments.workers):
-            results.add(outcome)
-            cell = outcome.cell
-            about = f"{cell.task} {cell.method} {cell.delay} {cell.staleness} {cell.mismatch}"
-            progress.update(bar, advance=1, description=about)
+    for number, outcome in enumerate(run_cells(missing, workers=arguments.workers), 1):
+        results.add(outcome)
+        cell = outcome.cell
+        about = f"{cell.task} {cell.method} {cell.delay} {cell.staleness} {cell.mismatch}"
+        print(f"{number}/{len(missing)} {about}: {outcome.ends.mean():.3f}", file=sys.stderr, flush=True)
 
 
 def _arguments() -> argparse.Namespace:

@@ -1,6 +1,6 @@
 """Our step against the least a step can be and against TRL's: time and memory. One JSON line per figure.
 
-    python -m bench.learner          6 minutes -> bench/results/learner.{md,jsonl,png}
+    python -m bench.learner          6 minutes -> bench/results/learner.{md,jsonl}
     python -m bench.learner --quick  seconds, prints only
 
 Every step of a shape is taken in turn, round after round, in one process on one thread, so that all meet
@@ -17,13 +17,10 @@ which is not ours.
     peak_bytes      of one step, in a process of its own: bench/learner/memory.py
     gradient_norm   of the first step
     gradient_apart  length of `trl`'s gradient minus `ours, grpo`'s, over that of either: the same loss
-
-A second table is about token_logprob alone, forward and backward, as the vocabulary grows.
 """
 
 import argparse
 import gc
-import itertools
 import json
 import statistics
 import sys
@@ -34,7 +31,7 @@ from typing import Any, Final
 
 import torch
 
-from bench.learner.memory import LOGPROBS, logprob_peak, step_peak
+from bench.learner.memory import step_peak
 from bench.learner.report import write_report
 from bench.learner.steps import Shape, Step, gradient_of, make_groups, step_makers
 from bench.measure import keep_freed_memory, ratio
@@ -48,8 +45,6 @@ SHAPES: Final = (
     Shape("32 768, width 256, 4 layers", 32_768, 256, 4, 4, 8, 8, 56, rounds=5),
 )
 QUICK_SHAPES: Final = (Shape("64", 64, 32, 1, 2, 4, 4, 8, rounds=3),)
-
-VOCABULARIES: Final = (8192, 32_768, 131_072)
 
 GRADIENTS_APART: Final = 1e-4
 """Steps whose gradients are further apart have not the same loss, and no ratio of theirs says anything."""
@@ -136,12 +131,8 @@ def main(arguments: Sequence[str]) -> None:
     torch.set_num_threads(options.threads)
     keep_freed_memory()
     lines = []
-    shapes, vocabularies = (QUICK_SHAPES, (1024,)) if options.quick else (SHAPES, VOCABULARIES)
-    for line in itertools.chain(
-        # Steps first: the server that all processes are forked from imports what they need.
-        (_with_peak(line, shape, options.threads) for shape in shapes for line in compare(shape)),
-        (logprob_peak(v, name, threads=options.threads) for v in vocabularies for name in LOGPROBS),
-    ):
+    shapes = QUICK_SHAPES if options.quick else SHAPES
+    for line in (_with_peak(line, shape, options.threads) for shape in shapes for line in compare(shape)):
         lines.append({**line, "threads": options.threads})
         print(json.dumps(lines[-1]), flush=True)
         if not options.quick:

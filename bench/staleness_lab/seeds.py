@@ -13,7 +13,6 @@ from torch import Tensor
 from bench.staleness_lab.forms import RecordedBatch
 from bench.staleness_lab.methods import Method
 from learner.objective.batch import ObjectiveBatch
-from learner.objective.divergence import effective_sample_size_ratio
 from learner.objective.staleness import sequence_learning_rate_factor
 
 _TOLERANCE: Final = 1e-5
@@ -72,8 +71,6 @@ class Pull:
 
     gradient: Tensor
     """[seeds, n, t]: of each seed's own loss."""
-    weight: Tensor
-    """[seeds, n]: each completion's, its tokens' mean where they are tokens'."""
     log_ratio: Tensor
     """[seeds, n], nats: of each completion's whole p/q."""
 
@@ -89,7 +86,6 @@ def pull(method: Method, rows: Rows, *, at_once: bool) -> Pull:
     each = [_pull_together(method, rows.of(slice(seed, seed + 1))) for seed in range(len(rows.reward))]
     return Pull(
         gradient=torch.cat([one.gradient for one in each]),
-        weight=torch.cat([one.weight for one in each]),
         log_ratio=torch.cat([one.log_ratio for one in each]),
     )
 
@@ -119,24 +115,12 @@ def runs_at_once(method: Method, *, groups: int, group_size: int, tokens: int) -
     )
 
 
-def has_weight(weight: Tensor) -> bool:
-    """Return whether there is an effective sample to speak of: finite weights, one of them above 0."""
-    return bool(weight.isfinite().all()) and bool((weight > 0).any())
-
-
-def sample_sizes(weight: Tensor) -> Tensor:
-    """Return each seed's effective share of its completions, [seeds] of [seeds, n]; 0 if nothing is left."""
-    return torch.tensor([effective_sample_size_ratio(w) if has_weight(w) else 0.0 for w in weight])
-
-
 def _pull_together(method: Method, rows: Rows) -> Pull:
     batch = rows.batch()
     outcome = method.outcome(batch)
     (gradient,) = torch.autograd.grad(outcome.loss, batch.learner_logprob)
-    per_token = outcome.weight.ndim == 2
     seeds = (len(rows.reward), -1)
     return Pull(
         gradient=gradient.view_as(rows.learner) * seeds[0],  # the loss is a mean over all runs
-        weight=(batch.token_mean(outcome.weight) if per_token else outcome.weight).view(seeds),
         log_ratio=batch.log_ratio.detach().sum(dim=1).view(seeds),
     )

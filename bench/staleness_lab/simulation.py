@@ -18,15 +18,12 @@ from bench.staleness_lab.batched import Adam
 from bench.staleness_lab.cells import Cell, Outcome
 from bench.staleness_lab.delays import lags
 from bench.staleness_lab.drift import Drift
-from bench.staleness_lab.measures import BINS, Measures
 from bench.staleness_lab.methods import Method
 from bench.staleness_lab.mismatch import given_reward, sampling_weights
 from bench.staleness_lab.seeds import Rows, pull, runs_at_once
 from bench.staleness_lab.tasks import Completions, Task
 
 EVALUATIONS: Final = 25
-_MEASURE_EVERY: Final = 10
-"""Versions; more often in a run too short for a measure in every tenth of it."""
 _GRADIENT_CLIP_NORM: Final = 1.0
 
 
@@ -59,9 +56,8 @@ def simulate(cell: Cell, task: Task, method: Method) -> Outcome:
         [torch.Generator().manual_seed(first + seed) for seed in cell.seeds] for first in (0, 1 << 32)
     )
     at_once = runs_at_once(method, groups=task.groups, group_size=task.group_size, tokens=task.tokens)
-    measures, drift = Measures(cell.versions), Drift(len(cell.seeds))
+    drift = Drift(len(cell.seeds))
     evaluated_at = set(np.linspace(0, cell.versions, EVALUATIONS).round().astype(int).tolist())
-    measured_every = max(1, min(_MEASURE_EVERY, cell.versions // BINS))
     scores, skipped = [], 0
     for version in range(cell.versions):
         if version in evaluated_at:
@@ -84,15 +80,10 @@ def simulate(cell: Cell, task: Task, method: Method) -> Outcome:
         factor = is_finite.float() * (seen.rate_factors() if method.scales_rate else 1)
         adam.step(torch.where(is_finite.unsqueeze(1), gradient, 0.0), factor)
         drift.add(lag, learner.detach() - rows.behaviour, rows.mask)
-        if version % measured_every == 0:
-            measures.add(
-                version, completions=completions, policy=policy.detach(), weight=seen.weight, lag=lag
-            )
     scores.append(task.score(theta))
     return Outcome(
         cell=cell,
         scores=tuple(tuple(round(float(x), 4) for x in curve) for curve in torch.stack(scores, dim=1)),
-        measures=measures.summary(),
         skipped=skipped / (cell.versions * len(cell.seeds)),
         seconds=round(time.process_time() - started, 2),
     )

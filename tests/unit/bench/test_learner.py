@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from bench.learner.__main__ import QUICK_SHAPES, compare
-from bench.learner.memory import LOGPROBS, logprob_peak
 from bench.learner.report import report, write_report
 from bench.learner.steps import gradient_of, make_groups, make_model, padded_ids, step_makers
 from node.values.well_formed import check_group
@@ -55,13 +54,11 @@ def test_steps_of_different_losses_are_not_compared(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_report_has_every_line(tmp_path: Path) -> None:
-    logprobs = [logprob_peak(512, name, threads=1) for name in LOGPROBS]
-    lines = [{"peak_bytes": 1 << 20, **line, "threads": 1} for line in (*compare(SHAPE), *logprobs)]
+    lines = [{"peak_bytes": 1 << 20, **line, "threads": 1} for line in compare(SHAPE)]
     write_report(lines, tmp_path)
     text = (tmp_path / "learner.md").read_text()
     assert text == report(lines)
     for line in lines:
-        assert f"| {line.get('step', line.get('logprobs'))} |" in text
+        assert f"| {line['step']} |" in text
     kept = [json.loads(line) for line in (tmp_path / "learner.jsonl").read_text().splitlines()]
     assert kept == json.loads(json.dumps(lines))
-    assert (tmp_path / "learner.png").stat().st_size > 0

@@ -36,7 +36,6 @@ def test_a_run_repeats_itself_and_differs_between_seeds() -> None:
     cell = replace(CELL, task="safes", delay="humps", staleness=8, mismatch="flipped")
     once, again = (simulate(cell, task, Method.named("grpo")) for _ in range(2))
     assert once.scores == again.scores
-    assert once.measures == again.measures
     assert once.scores[0] != once.scores[1]
 
 
@@ -47,18 +46,6 @@ def test_every_method_learns_on_policy(prices: Prices) -> None:
         scores = np.mean(outcome.scores, axis=0)
         assert scores[-1] > scores[0] + 0.1, name
         assert outcome.skipped == 0
-
-
-def test_on_policy_there_is_no_divergence_and_every_weight_counts(prices: Prices) -> None:
-    measures = simulate(replace(CELL, staleness=0), prices, Method.named("gspo")).measures
-    assert [v for v in measures["kl"] if v is not None] == pytest.approx([0] * 10, abs=1e-9)
-    assert [v for v in measures["ess"] if v is not None] == pytest.approx([1] * 10)
-
-
-def test_old_behaviour_diverges(prices: Prices) -> None:
-    measures = simulate(replace(CELL, versions=100), prices, Method.named("grpo")).measures
-    assert measures["lag"][-1] == 4
-    assert (measures["kl"][-1] or 0) > 1e-5
 
 
 @pytest.mark.parametrize("mismatch", [each for each in MISMATCHES if each != "none"])

@@ -1,4 +1,4 @@
-"""The formats others send weight deltas in, in numpy, for bench/weights.py to compare with.
+"""The formats others send weight deltas in, in numpy, for ``bench.weights`` to compare with.
 
 What each is was read from public sources (mid-2026); each is given its best case: changes are found
 four words at a time, nothing is serialised through tensors or files.

@@ -1,8 +1,7 @@
-"""Two consecutive versions of a model's weights for bench/weights.py: read from a file, trained or drawn.
+"""Two consecutive versions of a model's weights for ``bench.weights``: read from a file, trained or drawn.
 
-A file is an .npz with `base` (uint16 words), `changed` (places, any integers, in any order), `new_values`
-(uint16), and optionally `names` and `sizes` of the tensors in order, and their `shapes` as text, such as
-"(640, 512)". Without `sizes` it is one flat tensor. A place whose new value is the old one has not changed.
+A file is an .npz of `base` and `words` (uint16), and the `names` of the tensors in order with their `shapes`
+as JSON.
 
 Trained: a small Qwen3 is pre-trained on the sources of the standard library, so that its weights have the
 shape of trained ones, then takes steps of policy gradient with fp32 masters and AdamW; the last step is the
@@ -11,8 +10,9 @@ pair. The density follows the learning rate.
 Drawn: one flat tensor of normal weights and a normal step, of any size in no time: for how memory grows.
 """
 
-import ast
 import copy
+import json
+import math
 import re
 import sysconfig
 import zipfile
@@ -20,20 +20,21 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.weight_formats import Tensor, changed_places
+from bench.weights.formats import Tensor
 from node.weights.format.digests import Words
 
 _VOCABULARY: Final = 8192
 _SEQUENCES, _TOKENS = 8, 64
 _CORPUS_FILES: Final = 200
 _DRAWN_AT_ONCE: Final = 1 << 22
-
-Arrays = dict[str, NDArray[Any]]
+_PRETRAIN_STEPS: Final = 250
+_STEPS: Final = 24
+"""Steps of policy gradient, the last of which is the pair."""
 
 
 class PairError(ValueError):
@@ -75,15 +76,12 @@ class Pair:
 
     def save(self, path: Path) -> None:
         """Write a file that ``load_pair`` reads."""
-        changed = changed_places(self.words, self.base)
         np.savez(
             path,
             base=self.base,
-            changed=changed.astype(np.uint32),
-            new_values=self.words[changed],
+            words=self.words,
             names=np.array([tensor.name for tensor in self.tensors]),
-            sizes=np.array([tensor.words for tensor in self.tensors]),
-            shapes=np.array([str(tensor.shape) for tensor in self.tensors]),
+            shapes=np.array(json.dumps([tensor.shape for tensor in self.tensors])),
         )
 
 
@@ -93,72 +91,18 @@ def load_pair(path: Path) -> Pair:
     Raises:
         PairError: it is none, and why.
     """
-    arrays = _read(path)
-    base, changed, new_values = (arrays[name] for name in ("base", "changed", "new_values"))
-    for name, dtype in (("base", np.uint16), ("changed", np.integer), ("new_values", np.uint16)):
-        if not np.issubdtype(arrays[name].dtype, dtype):
-            raise PairError(f"{path}: {name} is {arrays[name].dtype}, not {dtype.__name__}")
-    if base.size == 0 or changed.ndim != 1 or changed.shape != new_values.shape:
-        raise PairError(f"{path}: {changed.shape} changed, {new_values.shape} new_values, {base.shape} base")
-    if changed.size and not 0 <= int(changed.min()) <= int(changed.max()) < base.size:
-        raise PairError(f"{path}: changed has {changed.min()} to {changed.max()}, base has {base.size} words")
-    if np.unique(changed).size != changed.size:
-        raise PairError(f"{path}: changed has a place twice")
-    base = base.astype(np.uint16).ravel()
-    words = base.copy()
-    words[changed] = new_values
-    names, shapes = _tensors(path, arrays, words=base.size)
-    return Pair.of(path.stem, base, words, names=names, shapes=shapes)
-
-
-def _read(path: Path) -> Arrays:
     try:
-        with path.open("rb") as opened:
-            file = np.load(opened, allow_pickle=False)
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise PairError(f"{path}: one array, not an .npz")
-            arrays = {name: np.asarray(file[name]) for name in file.files}
-    except PairError:
-        raise
-    except (EOFError, ValueError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
-        raise PairError(f"{path}: no .npz of plain arrays, or a damaged one") from error
-    except OSError as error:
-        raise PairError(f"{path}: {error.strerror or error}") from error
-    missing = {"base", "changed", "new_values"} - arrays.keys()
-    if missing:
-        raise PairError(f"{path}: there is no {', '.join(sorted(missing))}")
-    return arrays
-
-
-def _tensors(path: Path, arrays: Arrays, *, words: int) -> tuple[list[str], list[tuple[int, ...]]]:
-    sizes = arrays.get("sizes", np.array([words])).ravel()
-    if not np.issubdtype(sizes.dtype, np.integer) or (sizes.size and int(sizes.min()) < 1):
-        raise PairError(f"{path}: sizes are {sizes.dtype}, not integers above 0")
-    if sum(sizes.tolist()) != words:
-        raise PairError(f"{path}: sizes add up to {sum(sizes.tolist())}, base has {words} words")
-    names = [str(name) for name in arrays.get("names", np.arange(sizes.size)).ravel()]
-    if "names" not in arrays:
-        names = [f"tensor.{number:06}" for number in range(sizes.size)]
-    shapes: list[tuple[int, ...]] = [(int(size),) for size in sizes]
-    if "shapes" in arrays:
-        shapes = [_shape(path, str(text)) for text in arrays["shapes"].ravel()]
-    if any(not name.isprintable() for name in names):
-        raise PairError(f"{path}: a name that cannot be printed")
-    if not len(set(names)) == len(names) == sizes.size:
-        raise PairError(f"{path}: {len(set(names))} different names for {sizes.size} sizes")
-    if [int(np.prod(shape)) for shape in shapes] != sizes.tolist():
-        raise PairError(f"{path}: shapes do not have the sizes told")
-    return names, shapes
-
-
-def _shape(path: Path, text: str) -> tuple[int, ...]:
-    try:
-        shape = tuple(int(length) for length in ast.literal_eval(text))
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        shape = (0,)
-    if min(shape, default=1) < 1:
-        raise PairError(f"{path}: {text[:64]!r} is not a shape")
-    return shape
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            base, words, names, shapes = (file[name] for name in ("base", "words", "names", "shapes"))
+            told = [tuple(shape) for shape in json.loads(str(shapes))]
+    except (OSError, EOFError, ValueError, TypeError, KeyError, zipfile.BadZipFile) as error:
+        raise PairError(f"{path}: no pair, or a damaged one: {error}") from error
+    size = sum(math.prod(shape) for shape in told)
+    if not base.dtype == words.dtype == np.uint16 or not base.shape == words.shape == (size,):
+        raise PairError(f"{path}: {base.dtype} {base.shape} and {words.dtype} {words.shape} for {size} words")
+    if len(names) != len(told):
+        raise PairError(f"{path}: {len(names)} names for {len(told)} shapes")
+    return Pair.of(path.stem, base, words, names=names.tolist(), shapes=told)
 
 
 def drawn_pair(words: int, *, step: float) -> Pair:
@@ -180,7 +124,7 @@ def _bfloat16(values: NDArray[np.float32]) -> Words:
     return rounded
 
 
-def trained_pairs(learning_rates: Sequence[float], *, pretrain_steps: int, steps: int) -> Iterator[Pair]:
+def trained_pairs(learning_rates: Sequence[float]) -> Iterator[Pair]:
     """Train a model, some minutes on one core, and give a pair of it for each learning rate."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -219,7 +163,7 @@ def trained_pairs(learning_rates: Sequence[float], *, pretrain_steps: int, steps
         return np.concatenate([tensor.numpy().view(np.uint16).ravel() for tensor in cast])
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
-    for _ in range(pretrain_steps):
+    for _ in range(_PRETRAIN_STEPS):
         take_step(optimizer, -token_logprob().mean())
     trained, drawn = copy.deepcopy(model.state_dict()), generator.get_state()
     named = [(name, tuple(parameter.shape)) for name, parameter in model.named_parameters()]
@@ -228,7 +172,7 @@ def trained_pairs(learning_rates: Sequence[float], *, pretrain_steps: int, steps
         generator.set_state(drawn)
         optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
         base = snapshot()
-        for _ in range(steps):
+        for _ in range(_STEPS):
             base = snapshot()
             advantage = torch.randn(_SEQUENCES, generator=generator)
             take_step(optimizer, -(token_logprob() * (advantage - advantage.mean())[:, None]).mean())

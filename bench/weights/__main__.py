@@ -1,6 +1,6 @@
 """Bytes and speed of weight deltas: ours, what others send, and the bound. One JSON line per codec.
 
-    python -m bench.weights --pair FILE.npz        two versions of your own: bench/weight_pairs.py says how
+    python -m bench.weights --pair FILE.npz        two versions of your own; the file: bench/weights/pairs.py
     python -m bench.weights --drawn WORDS          normal weights and steps, of any size
     python -m bench.weights                        trains a small model first: some minutes
 
@@ -28,7 +28,6 @@ Not timed: reading files, laying the tensors out (once a run), the signature (on
 """
 
 import argparse
-import ctypes
 import json
 import sys
 import time
@@ -42,9 +41,9 @@ from unittest import mock
 import numpy as np
 import xxhash
 
-from bench.measure import CORES, T, best, peak
-from bench.weight_formats import RIVALS, Format, Tensor, bound_bytes
-from bench.weight_pairs import Pair, PairError, drawn_pair, load_pair, trained_pairs
+from bench.measure import CORES, T, best, peak, return_freed_memory
+from bench.weights.formats import RIVALS, Format, Tensor, bound_bytes
+from bench.weights.pairs import Pair, PairError, drawn_pair, load_pair, trained_pairs
 from bench.whole_versions import EncodedVersion, WholeVersion, encode_version
 from node.errors import RefusedError
 from node.identity.signatures import SigningKey
@@ -61,6 +60,8 @@ CODECS: Final = ("ours", *(rival.name for rival in RIVALS), "bound")
 
 _DRAWN_STEP: Final = 3e-7
 """Changes 1 % of normal weights of 0.02."""
+_LEARNING_RATE: Final = 1.3e-6
+"""Changes about 1 % of the trained weights."""
 
 
 class Codec(Protocol):
@@ -243,16 +244,9 @@ def _copy_fields(pair: Pair, copy_s: float) -> dict[str, Any]:
 
 def _peak(run: Callable[[], T]) -> tuple[int | None, T]:
     """Run in a new thread, which has no scratch memory of another run, and give how far memory rose."""
-    _give_back_freed_memory()
+    return_freed_memory()
     with ThreadPoolExecutor(1) as pool:
         return peak(lambda: pool.submit(run).result())
-
-
-def _give_back_freed_memory() -> None:
-    """Return freed memory to the system: scratch memory that is taken from it would not be seen."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
 
 
 def _implementation(name: str) -> Implementation:
@@ -276,12 +270,6 @@ def main(arguments: Sequence[str]) -> None:
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--pair", type=Path, help="an .npz; without it a pair is trained")
     source.add_argument("--drawn", type=_positive, metavar="WORDS", help="draw a pair of this size instead")
-    parser.add_argument("--save", type=Path, help="keep the trained pair in this file")
-    parser.add_argument("--learning-rate", type=float, default=1e-6, help="of the trained pair's last steps")
-    parser.add_argument("--pretrain-steps", type=int, default=250)
-    parser.add_argument(
-        "--steps", type=int, default=24, help="of policy gradient, the last of which is coded"
-    )
     parser.add_argument(
         "--implementation",
         choices=(*IMPLEMENTATIONS, "all"),
@@ -319,11 +307,7 @@ def _pair(options: argparse.Namespace) -> Pair:
     elif options.drawn is not None:
         pair = drawn_pair(options.drawn, step=_DRAWN_STEP)
     else:
-        (pair,) = trained_pairs(
-            [options.learning_rate], pretrain_steps=options.pretrain_steps, steps=options.steps
-        )
-        if options.save is not None:
-            pair.save(options.save)
+        (pair,) = trained_pairs([_LEARNING_RATE])
     if pair.changes == 0:
         raise PairError(f"{pair.name}: nothing changed, so there is nothing to compare")
     return pair
