@@ -27,7 +27,7 @@ from bench.attack_lab.attacks import ATTACKS
 from bench.attack_lab.enemy import Enemy
 from bench.attack_lab.prober import Answer, probing
 from bench.attack_lab.stage import Stage
-from bench.demo_run import demo_model, kept_below
+from bench.shared.demo_run import demo_model, kept_below
 from deploy.runs.processes import ChildError, children_below
 from deploy.runs.records import StepTail
 from deploy.runs.run_directory import COORDINATOR

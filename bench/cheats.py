@@ -23,7 +23,7 @@ from typing import Final
 
 from bench.cheat_lab.lies import AS_HONEST, BFLOAT16, CHEATS, LATE, Cheat
 from bench.cheat_lab.lying_node import environment
-from bench.demo_run import DemoRun, demo_model, kept_below
+from bench.shared.demo_run import DemoRun, demo_model, kept_below
 from deploy.demo.plan import BATCH_GROUPS
 from deploy.runs.processes import Children, children_below
 from deploy.runs.records import StepTail, read_ledger

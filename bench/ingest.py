@@ -30,7 +30,7 @@ import grpc
 import grpc.aio
 import numpy as np
 
-from bench.measured_process import MeasuredProcess, started
+from bench.shared.measured_process import MeasuredProcess, started
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc, rollout_pb2, rollout_pb2_grpc
 from node.clients.rollout_client import SamplerRolloutClient
 from node.clients.submission_stream import SubmissionStream

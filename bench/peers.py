@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench.measured_process import MeasuredProcess, ended, started
+from bench.shared.measured_process import MeasuredProcess, ended, started
 from node.commands.status.status_command import fetch_status
 from node.enrolment.init_run import IDENTITY_DIRECTORY, init_run
 from node.identity.identity_store import Identity, load_identity

@@ -44,7 +44,7 @@ from bench.learner.steps import (
     make_optimizer,
     padded_ids,
 )
-from bench.measure import resident_bytes, restart_peak, return_freed_memory
+from bench.shared.measure import resident_bytes, restart_peak, return_freed_memory
 from learner.config import LearnerConfig
 from learner.model.model import load_policy
 from learner.model.work_shares import ONE_RANK, Ranks

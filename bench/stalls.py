@@ -26,7 +26,7 @@ from bench.cheat_lab.lies import Cheat
 from bench.cheat_lab.lying_node import environment
 from bench.cheat_lab.stalling_node import STALL
 from bench.cheat_lab.stalling_task import StallingTask
-from bench.demo_run import DemoRun, demo_model, kept_below
+from bench.shared.demo_run import DemoRun, demo_model, kept_below
 from deploy.runs.processes import Children, children_below
 from deploy.runs.records import StepTail, read_ledger
 from deploy.runs.run_directory import COORDINATOR, LEARNER, Section

@@ -14,8 +14,8 @@ from pathlib import Path
 from bench.kill_lab import command
 from bench.kill_lab.plan import Plan
 from bench.kill_lab.stage import Stage
+from bench.kill_lab.takeovers import TakeoverCampaign, TakeoverStage
 from bench.kill_lab.witness import Witness
-from bench.takeover_lab import TakeoverCampaign, TakeoverStage
 from deploy.runs.postgresql_server import postgresql_server
 from deploy.runs.processes import Children
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.attack_lab.task import CoinTask
-from bench.demo_run import DemoRun
+from bench.shared.demo_run import DemoRun
 from deploy.runs.processes import Children
 from deploy.runs.run_directory import COORDINATOR, LEARNER, Section
 from node.coordinator.ledger.ledger_check import facts_in, reading

@@ -34,7 +34,7 @@ import torch
 from bench.learner.memory import step_peak
 from bench.learner.report import write_report
 from bench.learner.steps import Shape, Step, gradient_of, make_groups, step_makers
-from bench.measure import keep_freed_memory, ratio
+from bench.shared.measure import keep_freed_memory, ratio
 
 RESULTS: Final = Path(__file__).parents[1] / "results"
 

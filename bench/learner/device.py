@@ -38,8 +38,8 @@ from bench.learner.steps import (
     make_optimizer,
     padded_ids,
 )
-from bench.measure import ratio
-from bench.random_model import SIZES, config_of, made_model
+from bench.shared.measure import ratio
+from bench.shared.random_model import SIZES, config_of, made_model
 from learner.config import LearnerConfig
 from learner.model.model import load_policy
 from learner.step.train_step import train_step

@@ -12,7 +12,7 @@ import torch
 
 from bench.forked_context import forked_context
 from bench.learner.steps import Shape, make_groups, step_makers
-from bench.measure import peak, return_freed_memory
+from bench.shared.measure import peak, return_freed_memory
 
 T = TypeVar("T")
 

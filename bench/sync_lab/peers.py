@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench.measure import cpu_seconds
+from bench.shared.measure import cpu_seconds
 from bench.sync_lab.network import Namespace
 from node.enrolment.authority import LEAF_LIFETIME_S, Authority
 from node.enrolment.init_run import IDENTITY_DIRECTORY, init_run, issue_identity

@@ -41,7 +41,7 @@ from unittest import mock
 import numpy as np
 import xxhash
 
-from bench.measure import CORES, T, best, peak, return_freed_memory
+from bench.shared.measure import CORES, T, best, peak, return_freed_memory
 from bench.weights.formats import RIVALS, Format, Tensor, bound_bytes
 from bench.weights.pairs import Pair, PairError, drawn_pair, load_pair, trained_pairs
 from bench.whole_versions import EncodedVersion, WholeVersion, encode_version

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from bench.measure import cpu_seconds
+from bench.shared.measure import cpu_seconds
 from node.values.sampling_parameters import SamplingParameters
 from sampler.config import SamplerConfig
 from sampler.engines.engine import GenerationRequest

@@ -45,9 +45,9 @@ from typing import Any, Final
 
 import torch
 
-from bench.measure import CORES
-from bench.random_model import SIZES, made_model
-from bench.sampler_contestants import BareVllm, Contestant, Load, Ours, Round, Transformers
+from bench.sampler.contestants import BareVllm, Contestant, Load, Ours, Round, Transformers
+from bench.shared.measure import CORES
+from bench.shared.random_model import SIZES, made_model
 
 PROCESSES: Final = {
     "torch": ("transformers", "torch"),
