@@ -1,1 +1,1 @@
-"""What benchmarks share: staging a run or a process, weighing it, models of any size."""
+"""Parts that benchmarks share: staging a run or a process, weighing it, models of any size."""

@@ -41,12 +41,13 @@ from unittest import mock
 import numpy as np
 import xxhash
 
-from bench.shared.measure import CORES, T, best, peak, return_freed_memory
+from bench.shared.measure import CORES, T, best, peak
 from bench.weights.formats import RIVALS, Format, Tensor, bound_bytes
 from bench.weights.pairs import Pair, PairError, drawn_pair, load_pair, trained_pairs
 from bench.whole_versions import EncodedVersion, WholeVersion, encode_version
 from node.errors import RefusedError
 from node.identity.signatures import SigningKey
+from node.process.memory import give_back
 from node.weights.assembly.held import HeldPolicy
 from node.weights.codec import native
 from node.weights.codec.exponent_conditioned import choice, reference
@@ -244,7 +245,7 @@ def _copy_fields(pair: Pair, copy_s: float) -> dict[str, Any]:
 
 def _peak(run: Callable[[], T]) -> tuple[int | None, T]:
     """Run in a new thread, which has no scratch memory of another run, and give how far memory rose."""
-    return_freed_memory()
+    give_back()
     with ThreadPoolExecutor(1) as pool:
         return peak(lambda: pool.submit(run).result())
 
