@@ -14,14 +14,14 @@ from bench.staleness_lab.methods import Method
 from bench.staleness_lab.prices import Prices
 from bench.staleness_lab.safes import Safes
 from bench.staleness_lab.simulation import simulate
-from bench.staleness_lab.sorting import WordSorting
+from bench.staleness_lab.sorting import word_sorting
 from bench.staleness_lab.tasks import Task
 
 TASKS: Final[dict[str, Callable[[], Task]]] = {
     "safes": Safes,
     "prices": Prices,
     "lander": Lander,
-    "sorting": WordSorting,
+    "sorting": word_sorting,
 }
 
 

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
+from bench.staleness_lab.answers import END, PAD
 from bench.staleness_lab.batched import Shapes
 from bench.staleness_lab.mismatch import given_reward, sampling_weights
 from bench.staleness_lab.pool import TASKS
 from bench.staleness_lab.safes import Safes
-from bench.staleness_lab.sorting import END, PAD, WordSorting
+from bench.staleness_lab.sorting import word_sorting
 from bench.staleness_lab.tasks import Task
 
 
@@ -43,7 +44,7 @@ def test_a_safe_opens_now_and_then_by_chance() -> None:
 
 
 def test_a_word_is_right_with_its_letters_in_order_alone_and_some_are_after_the_warm_start() -> None:
-    task = WordSorting()
+    task = word_sorting()
     prompt = torch.arange(16).view(1, 16)
     uniform = torch.rand(1, 16, 64, task.tokens, generator=torch.Generator().manual_seed(1))
     written = task.sample(task.start((0,)), prompt, uniform)
