@@ -15,7 +15,6 @@ import json
 import os
 import resource
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -28,7 +27,7 @@ from bench.attack_lab.attacks import ATTACKS
 from bench.attack_lab.enemy import Enemy
 from bench.attack_lab.prober import Answer, probing
 from bench.attack_lab.stage import Stage
-from bench.demo_run import demo_model
+from bench.shared.demo_run import demo_model, kept_below
 from deploy.runs.processes import ChildError, children_below
 from deploy.runs.records import StepTail
 from deploy.runs.run_directory import COORDINATOR
@@ -180,20 +179,17 @@ async def _excerpt(stage: Stage) -> dict[str, Any]:
 
 def main() -> int:
     """Measure, print, and return the exit code."""
-    arguments = _arguments()
-    root = Path(arguments.directory or tempfile.mkdtemp(prefix="heterorl-attacks-"))
-    results = asyncio.run(_measure_all(arguments.attacks or list(ATTACKS), root, seconds=arguments.seconds))
-    survived = [one for one in results if isinstance(one, Measured) and one.is_survived]
-    summary = [asdict(one) if isinstance(one, Measured) else one for one in results]
-    print(json.dumps({"promised": PROMISED, "growth": GROWTH, "attacks": summary}))
-    return 0 if len(survived) == len(results) else 1
+    given = _arguments()
+    attacks = given.attacks or list(ATTACKS)
+    return kept_below(
+        given.directory, "attacks", lambda root: _measure_all(attacks, root, seconds=given.seconds)
+    )
 
 
-async def _measure_all(
-    attacks: Sequence[str], root: Path, *, seconds: float
-) -> list[Measured | dict[str, str]]:
+async def _measure_all(attacks: Sequence[str], root: Path, *, seconds: float) -> bool:
     model = await demo_model(root, accuracy=0.2)
-    results: list[Measured | dict[str, str]] = []
+    results: list[dict[str, Any]] = []
+    is_kept = True
     _say(f"{'attack':24} {'before':>7} {'during':>7} {'after':>7} steps/s   kept  after  memory  unhealthy")
     for attack in attacks:
         try:
@@ -201,14 +197,17 @@ async def _measure_all(
         except ChildError as error:
             _say(f"{attack:24} a process ended: {error}")
             results.append({"attack": attack, "error": str(error)})
+            is_kept = False
             continue
-        results.append(one)
+        results.append(asdict(one))
+        is_kept &= one.is_survived
         _say(
             f"{attack:24} {_rates(one)}          {one.kept:5.2f}  {one.recovered:5.2f}  {one.growth:6.2f}  "
             f"{one.during.unhealthy + one.after.unhealthy:9}  {'' if one.is_survived else 'NOT KEPT'}\n"
             f"    {one.did}\n    {one.status}"
         )
-    return results
+    print(json.dumps({"promised": PROMISED, "growth": GROWTH, "attacks": results}))
+    return is_kept
 
 
 def _rates(one: Measured) -> str:

@@ -4,9 +4,8 @@ Each cheat meets a run of the demo's task of its own: coordinator, learner, thre
 real processes over mutual TLS. Cheats lie about rewards, hand in tokens that they did not draw, or draw by
 other weights than they say. Prints a row for each: who found them (the verifier; the learner, by logprobs or
 by copies), the groups that one had handed in by then, all groups and lies of the liars, lies that were
-trained on, honest samplers shut out, the mean reward of the last fifth of the steps, the score of the version
-evaluated last (on held-out prompts, as honest samplers measured it; it varies by .06 from run to run), and
-the verifier's CPU time over that of all samplers. The first run has no liar, the last has one and no
+trained on, honest samplers shut out, the mean reward of the last fifth of the steps, and the verifier's CPU
+time over that of all samplers. The first run has no liar, the last has one and no
 verifier. Exits with 1 if a liar was not found (other than ``AS_HONEST``) or an honest sampler was, the reward
 fell by more than ``MOST_LOSS`` or checks cost more than ``MOST_COST``.
 """
@@ -14,34 +13,28 @@ fell by more than ``MOST_LOSS`` or checks cost more than ``MOST_COST``.
 import argparse
 import asyncio
 import json
-import sqlite3
 import sys
 import time
-from collections.abc import Collection, Mapping
-from contextlib import closing
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Final
 
 from bench.cheat_lab.lies import AS_HONEST, BFLOAT16, CHEATS, LATE, Cheat
-from bench.cheat_lab.lying_node import CHEAT, LEAGUE, LIES
-from bench.demo_run import DemoRun, demo_model, kept_below
+from bench.cheat_lab.lying_node import environment
+from bench.shared.demo_run import DemoRun, demo_model, kept_below
 from deploy.demo.plan import BATCH_GROUPS
 from deploy.runs.processes import Children, children_below
 from deploy.runs.records import StepTail, read_ledger
 from deploy.runs.run_directory import COORDINATOR, LEARNER, RunDirectory, Section
-from node.coordinator.ledger.ledger_check import read_evaluations
 from node.coordinator.work.samplers.sampler_standing import Standing
-from node.coordinator.work.slots.slot import HELD_OUT_PLACES, held_out_number
 from sampler.process_tree import cpu_seconds
 
 MOST_LOSS: Final = 0.02
 MOST_COST: Final = 0.03
 SAMPLERS: Final = ("sampler-1", "sampler-2", "sampler-3")
 VERIFIER: Final = "verifier-1"
-HELD_OUT: Final = 40
-READY_TIMEOUT_S: Final = 240.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +57,6 @@ class Measured:
     lies_trained_on: int
     reward: float
     """Mean of the last fifth of the steps; as claimed, where liars that are not found lie about it."""
-    score: float
-    """Mean reward on held-out prompts of the version evaluated last, as honest samplers measured it."""
     cost: float
     """CPU time of the verifier over that of all samplers, after their starts."""
     seconds: float
@@ -118,10 +109,8 @@ class CheatRun(DemoRun):
                 return
             cheat = Cheat(LATE)
         assert cheat is not None
-        league = self.directory.root / "league"
-        league.mkdir(exist_ok=True)
-        environ = {CHEAT: json.dumps(asdict(cheat)), LIES: str(self._lies(name)), LEAGUE: str(league)}
-        await self.start(name, environ=environ, module="bench.cheat_lab.lying_node")
+        environ = environment(cheat, lies=self._lies(name), league=self.directory.root / "league")
+        await self.start(name, environ=environ, module=environment.__module__)
 
     def _lies(self, name: str) -> Path:
         return self.directory.root / f"{name}.lies"
@@ -134,9 +123,8 @@ class CheatRun(DemoRun):
             "concurrency_groups": 3 * BATCH_GROUPS,
             "buffer_groups": 4 * BATCH_GROUPS,
         }
-        evaluation = {"every_versions": self._versions // 4, "prompts": HELD_OUT}
         changes: dict[str, Mapping[str, Section]] = {
-            COORDINATOR: {"coordinator": coordinator, "coordinator.evaluation": evaluation},
+            COORDINATOR: {"coordinator": coordinator},
             LEARNER: {"learner": {"buffer_groups": 2 * BATCH_GROUPS, "max_versions": self._versions}},
         }
         for number, name in enumerate(SAMPLERS):
@@ -180,7 +168,6 @@ async def measure(run: CheatRun, children: Children, model: Path, *, timeout_s: 
         lies=sum(map(len, told.values())),
         lies_trained_on=sum(len(trained.intersection(group_ids)) for group_ids in told.values()),
         reward=_last_reward(run.directory),
-        score=_score(run.directory.ledger, but=run.liars),
         cost=cpu_s.get(VERIFIER, 0.0) / sampled_s if sampled_s else float("nan"),
         seconds=time.monotonic() - began_s,
     )
@@ -197,25 +184,11 @@ def _last_reward(directory: RunDirectory) -> float:
     return fmean(step.reward_mean for step in steps[-max(1, len(steps) // 5) :])
 
 
-def _score(ledger: Path, *, but: Collection[str]) -> float:
-    """Return the mean reward of the newest version evaluated to the end, without the answers of some."""
-    finished = [one.version for one in read_evaluations(ledger) if one.finished_at_s]
-    first = held_out_number(max(finished, default=-1), 0)
-    query = (
-        "SELECT json_extract(value, '$[1]'), json_extract(answer, '$[0]') FROM slots, json_each(attempts) "
-        "WHERE number >= ? AND number < ? AND state = 'evaluated' AND json_extract(value, '$[0]') = winner"
-    )
-    with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as connection:
-        rows = connection.execute(query, (first, first + HELD_OUT_PLACES)).fetchall()
-    rewards = [reward_mean for name, reward_mean in rows if name not in but]
-    return fmean(rewards) if rewards else float("nan")
-
-
 def _row(one: Measured) -> str:
     return (
         f"{one.name:25} {'yes' if one.has_verifier else 'no':8}  {one.found}/{one.liars}    "
         f"{'+'.join(one.found_by):8}  {one.found_within:6.0f}  {one.falsely_found:5}  {one.groups:6}  "
-        f"{one.lies:4}  {one.lies_trained_on:10}  {one.reward:6.3f}  {one.score:5.3f}  {one.cost:6.2%}"
+        f"{one.lies:4}  {one.lies_trained_on:10}  {one.reward:6.3f}  {one.cost:6.2%}"
     )
 
 
@@ -223,7 +196,7 @@ async def _measure_all(root: Path, runs: list[tuple[Cheat | None, bool]], given:
     model, honest_reward, is_kept = await demo_model(root, seed=given.seed), None, True
     print(
         "cheat                     verifier  found  by        within  false  groups  lies  trained on  "
-        "reward  score   cost",
+        "reward   cost",
         flush=True,
     )
     for number, (cheat, has_verifier) in enumerate(runs):

@@ -18,7 +18,6 @@ import asyncio
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
@@ -31,6 +30,7 @@ import grpc
 import grpc.aio
 import numpy as np
 
+from bench.shared.measured_process import MeasuredProcess, started
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc, rollout_pb2, rollout_pb2_grpc
 from node.clients.rollout_client import SamplerRolloutClient
 from node.clients.submission_stream import SubmissionStream
@@ -68,7 +68,7 @@ _VOCABULARY: Final = 32_000
 
 
 def main() -> None:
-    """Measure each size, and print a line of JSON and one for people."""
+    """Measure each size, and print a line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kib", type=float, help="size of a group")
     parser.add_argument("--groups", type=int, default=0)
@@ -85,12 +85,6 @@ def main() -> None:
             )
             result = asyncio.run(measuring)
         print(json.dumps(asdict(result) | {"ratio": result.ratio}))
-        print(
-            f"{result.kib:.0f} KiB: {result.rate:.0f}/s, a bare stream with fsync {result.bare_rate:.0f}/s, "
-            f"ratio {result.ratio:.2f}; {result.cpu_ms:.2f} ms of CPU a group, "
-            f"bare {result.bare_cpu_ms:.2f}; {result.deliver_ms:.2f} ms to deliver it",
-            file=sys.stderr,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +125,7 @@ async def measured(directory: Path, *, kib: float, groups: int, samplers: int) -
                 dial(address, identity, purpose=Purpose.ROLLOUTS, now=time.time())
             )
 
-        pid, address = await stack.enter_async_context(
+        coordinator, address = await stack.enter_async_context(
             _coordinator(run_directory, directory / "log", tokens=tokens)
         )
         learning = await dialled(address, learner)
@@ -147,14 +141,14 @@ async def measured(directory: Path, *, kib: float, groups: int, samplers: int) -
         for channel, (first, *_) in zip(channels, work, strict=True):  # pays for what is made once
             await _submitted(channel, [first])
         cpu_s, took_s = await _cost(
-            pid, [_submitted(channel, own[1:]) for channel, own in zip(channels, work, strict=True)]
+            coordinator, [_submitted(channel, own[1:]) for channel, own in zip(channels, work, strict=True)]
         )
         n = sum(len(own) - 1 for own in work)
         size_kib = statistics.mean(group.size_bytes for own in work for group in own) / 1024
         await drain.write(
             rollout_pb2.DrainRolloutsRequest(credit=rollout_pb2.DrainCredit(groups=n + samplers))
         )
-        deliver_s, _ = await _cost(pid, [_drained(drain, n + samplers)])
+        deliver_s, _ = await _cost(coordinator, [_drained(drain, n + samplers)])
         drain.cancel()
     data = [[submission_to_wire(group).SerializeToString() for group in own] for own in work]
     bare_s, bare_took_s = await _bare(run_directory, directory / "bare.log", identities, data)
@@ -170,11 +164,11 @@ async def measured(directory: Path, *, kib: float, groups: int, samplers: int) -
     )
 
 
-async def _cost(pid: int, work: Sequence[Coroutine[Any, Any, None]]) -> tuple[float, float]:
+async def _cost(process: MeasuredProcess, work: Sequence[Coroutine[Any, Any, None]]) -> tuple[float, float]:
     """Return CPU seconds of a process, and seconds, until this work is done."""
-    started_s, cpu_s = time.monotonic(), _cpu_s(pid)
+    began_s, cpu_s = time.monotonic(), process.cpu_s()
     await asyncio.gather(*work)
-    return _cpu_s(pid) - cpu_s, time.monotonic() - started_s
+    return process.cpu_s() - cpu_s, time.monotonic() - began_s
 
 
 async def _leased_groups(
@@ -214,7 +208,8 @@ async def _bare(
     run_directory: Path, log: Path, identities: Sequence[Identity], data: Sequence[Sequence[bytes]]
 ) -> tuple[float, float]:
     """Return CPU seconds and seconds in which a bare stream takes the same bytes from the same callers."""
-    async with _process(("-m", "bench.ingest", "--bare", str(run_directory)), log) as (pid, address):
+    async with started(("-m", "bench.ingest", "--bare", str(run_directory)), log) as server:
+        address = (await server.said("listen"))["listen"]
 
         async def submitted(identity: Identity, messages: Sequence[bytes]) -> None:
             async with dial(address, identity, purpose=Purpose.ROLLOUTS, now=time.time()) as channel:
@@ -234,7 +229,7 @@ async def _bare(
                 call.cancel()
 
         await asyncio.gather(*(submitted(identities[n], own[:1]) for n, own in enumerate(data)))
-        return await _cost(pid, [submitted(identities[n], own[1:]) for n, own in enumerate(data)])
+        return await _cost(server, [submitted(identities[n], own[1:]) for n, own in enumerate(data)])
 
 
 async def _serve_bare(run_directory: Path) -> None:
@@ -284,7 +279,7 @@ async def _serve_bare(run_directory: Path) -> None:
     credentials = grpc.ssl_server_credentials(certificates, identity.ca_pem, require_client_auth=True)
     port = server.add_secure_port("127.0.0.1:0", credentials)
     await server.start()
-    print(json.dumps({"listen": f"127.0.0.1:{port}", "enrolment_listen": ""}), flush=True)
+    print(json.dumps({"listen": f"127.0.0.1:{port}"}), flush=True)
     await write()
 
 
@@ -330,8 +325,10 @@ async def _join(channel: Any, identity: Identity, **changes: Any) -> None:
 
 
 @asynccontextmanager
-async def _coordinator(run_directory: Path, log: Path, *, tokens: int) -> AsyncIterator[tuple[int, str]]:
-    """Run a coordinator; yield its process id and address."""
+async def _coordinator(
+    run_directory: Path, log: Path, *, tokens: int
+) -> AsyncIterator[tuple[MeasuredProcess, str]]:
+    """Run a coordinator; yield it and its address."""
     settings = {
         "listen": "127.0.0.1:0",
         "enrolment_listen": "127.0.0.1:0",
@@ -346,37 +343,8 @@ async def _coordinator(run_directory: Path, log: Path, *, tokens: int) -> AsyncI
     }
     words = [word for key, value in settings.items() for word in ("--set", f"coordinator.{key}={value}")]
     arguments = ("-m", "node", "--role", "coordinator", "--state-dir", str(run_directory), *words)
-    async with _process(arguments, log) as process:
-        yield process
-
-
-@asynccontextmanager
-async def _process(arguments: Sequence[str], log: Path) -> AsyncIterator[tuple[int, str]]:
-    """Run Python until the body ends; yield its process id, and the address that it says it serves."""
-    with log.open("wb") as file:
-        process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=file, stderr=file)
-    try:
-        yield process.pid, await asyncio.to_thread(_address, log)
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
-
-
-def _address(log: Path) -> str:
-    limit_s = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < limit_s:
-        for line in log.read_text().splitlines():
-            if line.startswith("{") and "enrolment_listen" in (event := json.loads(line)):
-                return str(event["listen"])
-        time.sleep(0.05)
-    raise TimeoutError(log.read_text())
-
-
-def _cpu_s(pid: int) -> float:
-    """Return the user and system time of a process; see proc(5)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    async with started(arguments, log) as process:
+        yield process, (await process.said("enrolment_listen"))["listen"]
 
 
 if __name__ == "__main__":

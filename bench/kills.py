@@ -27,7 +27,6 @@ from bench.kill_lab.rank_stage import RankStage
 from bench.kill_lab.stage import Stage
 from bench.kill_lab.witness import Witness
 from deploy.runs.processes import Children
-from node.identity.run_description import RunDescription
 from node.kinds.registry import CAUSAL_LM
 from node.values.built_in_tasks import KINDS
 
@@ -36,9 +35,7 @@ async def run(plan: Plan, root: Path) -> command.Summary:
     """Run the whole campaign below ``root``, which is made, and return its summary."""
 
     def campaign(stage: Stage, _: Children) -> Campaign:
-        logs = {name: root / "logs" / f"{name}.log" for name in plan.daemons}
-        public_key = RunDescription.load(stage.run_file).learner_public_key
-        witness = Witness(stage, public_key=public_key, log_of=logs)
+        witness = Witness.of(stage)
         if isinstance(stage, RankStage):
             return RankCampaign(stage, witness, say=command.say)
         return Campaign(stage, witness, say=command.say)

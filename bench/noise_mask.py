@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from scipy import stats  # type: ignore[import-untyped]
 
 from bench.forked_context import forked_context
-from bench.measure import CORES
+from bench.shared.measure import CORES
 from learner.config import LearnerConfig
 from learner.model.model import Policy, load_policy
 from learner.step.train_step import train_step

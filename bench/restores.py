@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.kill_lab import command
 from bench.kill_lab.plan import Plan
-from bench.restore_lab import Campaign
+from bench.kill_lab.restores import Campaign
 
 
 async def run(plan: Plan, root: Path, *, moments: int) -> command.Summary:

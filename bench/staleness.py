@@ -14,19 +14,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from bench.staleness_lab.cells import Cell
 from bench.staleness_lab.frozen import RefusedError, freezing_commit, read_settings
 from bench.staleness_lab.plan import FIRST, report_cells
-from bench.staleness_lab.pool import cache_data, run_cells
+from bench.staleness_lab.pool import run_cells
 from bench.staleness_lab.report import write_report
 from bench.staleness_lab.results import Results
 
 RECORD: Final = Path(__file__).parent / "results"
 """Where the full tables live."""
 
-DATA: Final = Path("runs/staleness-data")
 _QUICK_OUT: Final = Path("runs/staleness-quick")
 _QUICK_VERSIONS: Final = 30
 _QUICK_SEEDS: Final = (0, 1, 2)
@@ -62,15 +59,11 @@ def main() -> int:
 
 def _fill(cells: list[Cell], results: Results, arguments: argparse.Namespace) -> None:
     missing = [cell for cell in cells if cell not in results]
-    cache_data({cell.task for cell in missing}, arguments.data)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns) as progress:
-        bar = progress.add_task("", total=len(missing))
-        for outcome in run_cells(missing, workers=arguments.workers, data=arguments.data):
-            results.add(outcome)
-            cell = outcome.cell
-            about = f"{cell.task} {cell.method} {cell.delay} {cell.staleness} {cell.mismatch}"
-            progress.update(bar, advance=1, description=about)
+    for number, outcome in enumerate(run_cells(missing, workers=arguments.workers), 1):
+        results.add(outcome)
+        cell = outcome.cell
+        about = f"{cell.task} {cell.method} {cell.delay} {cell.staleness} {cell.mismatch}"
+        print(f"{number}/{len(missing)} {about}: {outcome.ends.mean():.3f}", file=sys.stderr, flush=True)
 
 
 def _arguments() -> argparse.Namespace:
@@ -79,9 +72,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("command", choices=("report",))
     parser.add_argument("--quick", action="store_true", help="report on little, in a minute")
     parser.add_argument("--out", type=Path, help=f"folder of results (default {RECORD}, quick: {_QUICK_OUT})")
-    parser.add_argument(
-        "--data", type=Path, default=DATA, help="folder of what packages provide; made if missing"
-    )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: cores)")
     parser.add_argument("--no-runs", action="store_true", help="report what is finished, run no cell")
     return parser.parse_args()

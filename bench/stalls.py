@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Final
 
 from bench.cheat_lab.lies import Cheat
-from bench.cheat_lab.lying_node import CHEAT, LEAGUE, LIES
+from bench.cheat_lab.lying_node import environment
 from bench.cheat_lab.stalling_node import STALL
 from bench.cheat_lab.stalling_task import StallingTask
-from bench.demo_run import DemoRun, demo_model, kept_below
+from bench.shared.demo_run import DemoRun, demo_model, kept_below
 from deploy.runs.processes import Children, children_below
 from deploy.runs.records import StepTail, read_ledger
 from deploy.runs.run_directory import COORDINATOR, LEARNER, Section
@@ -155,13 +155,10 @@ class StalledRun(DemoRun):
         await self.start(name, environ={STALL: stall}, module="bench.cheat_lab.stalling_node")
 
     async def _start_liar(self) -> None:
-        (self.directory.root / "league").mkdir(exist_ok=True)
-        environ = {
-            CHEAT: json.dumps(asdict(Cheat("inverted", after=HONEST_FIRST))),
-            LIES: str(self.directory.root / "liar.lies"),
-            LEAGUE: str(self.directory.root / "league"),
-        }
-        await self.start(LIAR, environ=environ, module="bench.cheat_lab.lying_node")
+        root = self.directory.root
+        cheat = Cheat("inverted", after=HONEST_FIRST)
+        environ = environment(cheat, lies=root / "liar.lies", league=root / "league")
+        await self.start(LIAR, environ=environ, module=environment.__module__)
 
     def _changes(self) -> dict[str, Mapping[str, Section]]:
         tasks = {TASK: f"{StallingTask.__module__}:{StallingTask.__name__}"}

@@ -5,7 +5,6 @@
     python -m bench.sync step keyframe         some of them; the results of the others are kept
 
     step        a 1 % step of 135 M parameters at 100 Mbit/s and 150 ms, against the whole file over HTTP
-                (nginx) and over shardcast
     keyframe    a keyframe on the same line, against bytes / bandwidth
     loss        goodput at 0.5 % loss over one connection and over many
     cut         a keyframe whose line is cut at 90 %, gone on with through another relay
@@ -15,7 +14,7 @@
 
 Real processes with mutual TLS in network namespaces, over links emulated in user space (sync_lab/link.c):
 root, /dev/net/tun, iproute2, a C compiler, nginx and curl are needed. One JSON line per measurement; the
-table and the plots go to bench/results. Time runs from the moment the hub announces a version, which it
+table goes to bench/results. Time runs from the moment the hub announces a version, which it
 then has on disk, to the moment the receiver has verified every word of it; `served_s` includes its disk.
 """
 

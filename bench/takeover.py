@@ -14,11 +14,10 @@ from pathlib import Path
 from bench.kill_lab import command
 from bench.kill_lab.plan import Plan
 from bench.kill_lab.stage import Stage
+from bench.kill_lab.takeovers import TakeoverCampaign, TakeoverStage
 from bench.kill_lab.witness import Witness
-from bench.takeover_lab import TakeoverCampaign, TakeoverStage
 from deploy.runs.postgresql_server import postgresql_server
 from deploy.runs.processes import Children
-from node.identity.run_description import RunDescription
 
 
 async def run(plan: Plan, root: Path) -> command.Summary:
@@ -26,10 +25,7 @@ async def run(plan: Plan, root: Path) -> command.Summary:
 
     def campaign(stage: Stage, _: Children) -> TakeoverCampaign:
         assert isinstance(stage, TakeoverStage)
-        logs = {name: root / "logs" / f"{name}.log" for name in plan.daemons}
-        public_key = RunDescription.load(stage.run_file).learner_public_key
-        witness = Witness(stage, public_key=public_key, log_of=logs)
-        return TakeoverCampaign(stage, witness, say=command.say)
+        return TakeoverCampaign(stage, Witness.of(stage), say=command.say)
 
     with postgresql_server(is_durable=True) as server:
         stage_of = partial(TakeoverStage, database=server.create("run"))

@@ -134,13 +134,7 @@ class Enemy:
             **asdict(OURS),
         )
         if foe.identity.role is Role.SAMPLER:
-            for name in (
-                "layout_digest",
-                "tokenizer_digest",
-                "chat_template_digest",
-                "base_root",
-                "base_parts",
-            ):
+            for name in _CLAIMED:
                 setattr(request, name, getattr(self.model, name))
         answer = await self.tried("joined", foe.membership.Join(request, timeout=CALL_TIMEOUT_S))
         if answer is None or foe.identity.role is not Role.SAMPLER:
@@ -198,7 +192,6 @@ class Enemy:
         *,
         version: int,
         reward: float | None = None,
-        logprob: float = -0.5,
     ) -> RolloutGroup:
         """Return a well-formed group of random tokens for a lease."""
         draw = np.random.default_rng(abs(hash(lease.lease_id)))

@@ -1,12 +1,11 @@
-"""A run of coordinator, learner and two samplers, to be attacked or given bad prompts; real processes."""
+"""A run of coordinator, learner and two samplers, to be attacked; real processes."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from bench.attack_lab.task import CoinTask
-from bench.bad_prompt_tasks import GoodPrompts
-from bench.demo_run import DemoRun
+from bench.shared.demo_run import DemoRun
 from deploy.runs.processes import Children
 from deploy.runs.run_directory import COORDINATOR, LEARNER, Section
 from node.coordinator.ledger.ledger_check import facts_in, reading
@@ -25,19 +24,9 @@ EVALUATION: Final = {"every_versions": 20, "prompts": 8}
 class Stage(DemoRun):
     """One run below ``root``. The caller ends the children that are left."""
 
-    def __init__(
-        self,
-        root: Path,
-        *,
-        children: Children,
-        task: type[CoinTask | GoodPrompts] = CoinTask,
-        changes: Mapping[str, Section] | None = None,
-    ) -> None:
-        """Prepare a run; ``changes`` to the sections of its configuration, by role or by section."""
+    def __init__(self, root: Path, *, children: Children) -> None:
         super().__init__(root, children=children, samplers=SAMPLERS)
         self.run_id = root.name
-        self._task, self._prompts = f"{task.__module__}:{task.__name__}", task.prompts
-        self._changes = changes or {}
 
     async def begin(self, model: Path) -> None:
         """Make the run on ``model`` and bring every process up.
@@ -45,16 +34,8 @@ class Stage(DemoRun):
         Raises:
             ChildError: one did not come up.
         """
-        await self.lead(model)
-        await self.start_others()
-
-    async def lead(self, model: Path) -> None:
-        """Make the run on ``model``, start its coordinator and let its samplers in.
-
-        Raises:
-            ChildError: the coordinator did not come up.
-        """
         await self.make(model, self._sections())
+        await self.start_others()
 
     def pid(self, name: str) -> int:
         """Return the process id of a daemon."""
@@ -70,10 +51,10 @@ class Stage(DemoRun):
         with reading(self.directory.ledger) as connection:
             return next(facts_in(connection, Learner))
 
-    def _sections(self) -> dict[str, dict[str, Section]]:
+    def _sections(self) -> dict[str, Mapping[str, Section]]:
         coordinator: Section = {
             "task": TASK,
-            "prompts": self._prompts,
+            "prompts": CoinTask.prompts,
             "group_size": GROUP_SIZE,
             "batch_groups": 8,
             "max_staleness_versions": 32,
@@ -90,8 +71,8 @@ class Stage(DemoRun):
         }
         for seed, name in enumerate(SAMPLERS):
             sampler = {"seed": seed, "concurrency_groups": 16}
-            sections[name] = {"sampler": sampler, "sampler.custom_tasks": {TASK: self._task}}
-        return {
-            name: {key: {**section, **self._changes.get(key, {})} for key, section in its.items()}
-            for name, its in sections.items()
-        }
+            sections[name] = {
+                "sampler": sampler,
+                "sampler.custom_tasks": {TASK: f"{CoinTask.__module__}:{CoinTask.__name__}"},
+            }
+        return sections

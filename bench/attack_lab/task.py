@@ -8,7 +8,7 @@ from sampler.tasks.task import CompletionText
 class CoinTask:
     """Any text; the reward is a bit of a digest of prompt and text, and hardly a prompt comes twice."""
 
-    prompts: int = 1_000_000
+    prompts = 1_000_000
 
     def prompt(self, index: int, row: object) -> str:
         return f"{index}="

@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +37,12 @@ _CHANGES: Final[Mapping[str, Callable[[], Change]]] = {
     "base model": lambda: stale(math.inf),
     "8-bit weights": eight_bit,
 }
+
+
+def environment(cheat: Cheat, *, lies: Path, league: Path) -> dict[str, str]:
+    """Return the variables with which this node cheats; makes the league's directory."""
+    league.mkdir(exist_ok=True)
+    return {CHEAT: json.dumps(asdict(cheat)), LIES: str(lies), LEAGUE: str(league)}
 
 
 def lie(cheat: Cheat, told: Path, league: Path) -> None:

@@ -86,7 +86,6 @@ class Campaign:
             await self._goes_on()
             for name in self._stage.plan.daemons:
                 await self._stage.wait_until_ready(name)
-            await self._before_drain()
             exit_codes = await self._stage.drain()
         finally:
             looking.cancel()
@@ -144,9 +143,6 @@ class Campaign:
         )
         if role in ("sampler", "relay") and instant is not STARTING:
             watches.create_task(self._watch(name, on_disk, incarnation=len(self.kills)))
-
-    async def _before_drain(self) -> None:
-        """Ask the processes what they will not tell any more afterwards."""
 
     def _disturb(self) -> bool:
         """Make the replay inexact, as it may be on a GPU; return False if there is no checkpoint."""

@@ -5,16 +5,14 @@ journal entry, told, shards being written, publication --kill--> start again -->
 """
 
 import asyncio
-import re
 import statistics
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
-from bench.kill_lab.campaign import AFTER_S, ANY_TIME_S, DISTURBED_SHARE, GOES_ON_S, Campaign, Kill
-from bench.kill_lab.instants import ANY_TIME, INSTANTS, STARTING, Instant, wait_for
+from bench.kill_lab.campaign import AFTER_S, DISTURBED_SHARE, GOES_ON_S, Campaign, Kill
+from bench.kill_lab.instants import ANY_TIME, INSTANTS, STARTING, Instant
 from bench.kill_lab.plan import CHECKPOINT_EVERY_VERSIONS
 from bench.kill_lab.rank_stage import RankStage
 from bench.kill_lab.witness import Witness
@@ -23,9 +21,6 @@ from deploy.runs.run_directory import LEARNER
 
 RESUME_S: Final = 30.0
 """Longest time from a start to a new step, ranks having imported torch."""
-
-INSTANT_TIMEOUT_S: Final = 8.0
-"""A moment that has not come by then is not waited for; the kill takes place all the same."""
 
 AGAIN_SHARE: Final = 0.25
 """Share of kills that meet a learner that starts: it meets, loads, takes steps again."""
@@ -37,9 +32,6 @@ _CHECKPOINT: Final = (
 )
 _OTHERS: Final = (*(one for one in INSTANTS[LEARNER] if one not in (*_CHECKPOINT, _BEGUN)), ANY_TIME)
 _MOVES_S: Final = 0.05
-_KEYFRAMES: Final = re.compile(
-    rb'^heterorl_node_transfer_bytes_total\{direction="in",kind="keyframe"\} (\S+)', re.MULTILINE
-)
 
 
 class RankCampaign(Campaign):
@@ -55,8 +47,6 @@ class RankCampaign(Campaign):
         self._has_gone_on = True
         self.resume_s: list[float] = []
         """From each start to a new step, where no kill came between."""
-        self.keyframe_bytes = 0
-        """Fetched by samplers, which all were there from the beginning."""
 
     def summary(self) -> dict[str, Any]:
         """Return what there is to say."""
@@ -74,7 +64,6 @@ class RankCampaign(Campaign):
                 "longest": round(longest, 2),
             },
             "other_ranks_noticed": self._stage.ended_by_themselves,
-            "keyframe_bytes_fetched": self.keyframe_bytes,
         }
 
     async def _kill_one(self, watches: asyncio.TaskGroup) -> None:
@@ -85,11 +74,11 @@ class RankCampaign(Campaign):
                 await asyncio.sleep(self._draw.uniform(0.0, self._start_s))
                 has_come = not await is_ready(self._stage.ports.telemetry[LEARNER])
             else:
-                has_come = await self._wait_for_instant(instant)
+                has_come = await self._wait_for(instant, LEARNER)
         else:
             await self._goes_on()
             instant = self._choose()
-            has_come = await self._wait_for_instant(instant)
+            has_come = await self._wait_for(instant, LEARNER)
             await asyncio.sleep(self._draw.uniform(0.0, AFTER_S))
         await self._stage.kill_rank(rank)
         version = self.version
@@ -110,13 +99,6 @@ class RankCampaign(Campaign):
         is_due = self.version >= newest + CHECKPOINT_EVERY_VERSIONS - 2
         return self._draw.choice(_CHECKPOINT if is_due else _OTHERS)
 
-    async def _wait_for_instant(self, instant: Instant) -> bool:
-        if instant is ANY_TIME:
-            await asyncio.sleep(self._draw.uniform(0.0, ANY_TIME_S))
-            return True
-        state = self._stage.state(LEARNER)
-        return await asyncio.to_thread(wait_for, instant, state, timeout_s=INSTANT_TIMEOUT_S)
-
     async def _goes_on(self) -> None:
         """Wait until the learner, started again, has made a new step."""
         since = self.kills[-1].version if self.kills else 0
@@ -133,17 +115,3 @@ class RankCampaign(Campaign):
         if not self._has_gone_on:
             self.resume_s.append(time.monotonic() - self._launched_s)
             self._has_gone_on = True
-
-    async def _before_drain(self) -> None:
-        for name in self._stage.plan.samplers:
-            url = f"http://127.0.0.1:{self._stage.ports.telemetry[name]}/metrics"
-            text = await asyncio.to_thread(_get, url)
-            self.keyframe_bytes += int(sum(float(count) for count in _KEYFRAMES.findall(text)))
-        if self.keyframe_bytes:
-            self.broken.append(f"samplers fetched {self.keyframe_bytes} bytes of keyframes")
-
-
-def _get(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=5) as response:
-        body: bytes = response.read()
-    return body

@@ -22,6 +22,7 @@ from bench.kill_lab.plan import RELAY
 from bench.kill_lab.stage import Stage
 from bench.kill_lab.truth import Model, OnDisk, read_artifacts, read_copy, read_journal, read_manifest
 from deploy.runs.run_directory import COORDINATOR, LEARNER, role_of
+from node.identity.run_description import RunDescription
 from node.values.run import RunStatus
 
 _BASE: Final = 0
@@ -82,6 +83,13 @@ class Looked:
 
 class Witness:
     """Not concerned with what the code under test thinks of itself."""
+
+    @classmethod
+    def of(cls, stage: Stage) -> "Witness":
+        """Return a witness who knows the run's public key and reads every daemon's log."""
+        logs = {name: stage.root / "logs" / f"{name}.log" for name in stage.plan.daemons}
+        public_key = RunDescription.load(stage.run_file).learner_public_key
+        return cls(stage, public_key=public_key, log_of=logs)
 
     def __init__(self, stage: Stage, *, public_key: bytes, log_of: dict[str, Path]) -> None:
         """Begin when the base model is there."""

@@ -6,6 +6,7 @@ no ledger. Prints its address, and serves until SIGTERM.
 """
 
 import asyncio
+import json
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -61,7 +62,7 @@ async def serve(run: Path) -> None:
     collect_seldom()
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
-    print(f"127.0.0.1:{port}", flush=True)
+    print(json.dumps({"listen": f"127.0.0.1:{port}"}), flush=True)
     await stopping.wait()
     await server.stop(None)
 

@@ -1,11 +1,11 @@
 """A process that holds the connections of many samplers: joins, heartbeats, and how long answers took.
 
-    python -m bench.peer_lab.generator RUN HOST:PORT[,RELAY:PORT]... FIRST COUNT EVERY_S
+    python -m bench.peer_lab.generator RUN HOST:PORT COUNT EVERY_S
 
 Each peer has a certificate of its own, issued by the run's authority as enrolment would. All peers of a
 process have one key: the coordinator knows them by the names in their certificates. Peer 0 is the run's
-learner; the others are shared out among the relays, if there are any. A peer sends its next heartbeat EVERY_S
-after an answer, or when the answer says, and metrics when it is asked to.
+learner. A peer sends its next heartbeat EVERY_S after an answer, or when the answer says, and metrics when it
+is asked to.
 
 On standard output: a line of JSON once all have joined. Then for each line on standard input a line with what
 was seen since the last.
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final, cast
 
@@ -57,22 +57,12 @@ class JoinRefusedError(Exception):
     """A peer was not let in, or its connection ended before."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """An address by which the coordinator is reached."""
-
-    host: str
-    port: int
-
-
 class Fleet:
     """The peers of this process, and measurements since the last report."""
 
-    def __init__(self, run: Path, targets: str, *, every_s: float, attempts: int = 8) -> None:
-        """Dial ``targets``: the coordinator's address, and that of each relay."""
-        coordinator, *relays = targets.split(",")
-        self._coordinator = Target(*split_address(coordinator))
-        self._relays = [Target(*split_address(one)) for one in relays]
+    def __init__(self, run: Path, target: str, *, every_s: float, attempts: int = 8) -> None:
+        """Prepare to dial ``target``, the coordinator's address."""
+        self.target = split_address(target)
         self.every_s, self.attempts = every_s, attempts
         self._authority = Authority.load(run / Role.COORDINATOR / AUTHORITY_DIRECTORY)
         self.run_id = self._authority.run_id
@@ -96,11 +86,9 @@ class Fleet:
             for attempt in range(1, self.attempts + 1):
                 async with places:
                     joined: asyncio.Future[None] = loop.create_future()
-                    target = self.target(peer)
                     await loop.create_connection(
                         lambda: Connection(self, peer, joined),  # noqa: B023
-                        target.host,
-                        target.port,
+                        *self.target,
                     )
                     try:
                         await joined
@@ -117,12 +105,6 @@ class Fleet:
         """Cut all connections."""
         for connection in tuple(self.connections):
             connection.close()
-
-    def target(self, peer: Peer) -> "Target":
-        """Return the hub of a peer."""
-        if peer.role is Role.LEARNER or not self._relays:
-            return self._coordinator
-        return self._relays[int(peer.node_id.rpartition("-")[2]) % len(self._relays)]
 
     def tls(self, peer: Peer) -> tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]:
         """Return a client's side of a handshake as ``peer`` and its pipes in and out."""
@@ -291,10 +273,10 @@ class Connection(asyncio.Protocol):
             self._transport.write(self._go.read())
 
 
-async def main(run: Path, targets: str, first: int, count: int, every_s: float) -> None:
+async def main(run: Path, target: str, count: int, every_s: float) -> None:
     """Open the peers, then report at each line of standard input."""
-    fleet = Fleet(run, targets, every_s=every_s)
-    await fleet.open(range(first, first + count))
+    fleet = Fleet(run, target, every_s=every_s)
+    await fleet.open(range(count))
     print(json.dumps({"joined": count}), flush=True)
     while await asyncio.to_thread(sys.stdin.readline):
         print(fleet.report(), flush=True)
@@ -306,5 +288,5 @@ def _public(key: ec.EllipticCurvePrivateKey) -> ec.EllipticCurvePublicKey:
 
 if __name__ == "__main__":
     descriptors.raise_limit()
-    _, _run, _targets, _first, _count, _every = sys.argv
-    uvloop.run(main(Path(_run), _targets, int(_first), int(_count), float(_every)))
+    _, _run, _target, _count, _every = sys.argv
+    uvloop.run(main(Path(_run), _target, int(_count), float(_every)))

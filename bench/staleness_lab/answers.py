@@ -1,14 +1,14 @@
-"""Tasks whose answers a decoder writes: warm-started, reward 1 for a whole right answer.
+"""Tasks whose answers a decoder writes: warm-started, reward 1 for the whole right answer.
 
     prompt      d a c _ _ _
     completion  c a d .             the answer, then the end
 
-The warm start stands for pretraining: supervised steps on the task's own text until a seed gives the known
-answer to a share of the prompts. Completions differ in length, so a method's normaliser matters.
+Supervised steps on right answers stand for pretraining: they end once the model gives a share of them, and
+all seeds start from there. Completions differ in length, so a method's normaliser matters.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import torch
@@ -22,15 +22,10 @@ END: Final = 0
 """Token that ends an answer; a completion reads it as its start."""
 PAD: Final = 1
 
-_SCORE_SEED: Final = 5
-
-Judge = Callable[[Tensor, Tensor], Tensor]
-"""From tokens [..., T] and a known answer [..., T] to whether they are right, [...]."""
-
 
 @dataclass(frozen=True, slots=True)
 class Exercises:
-    """Prompts, and a right answer to each."""
+    """Prompts, and the right answer to each."""
 
     prompt: Tensor
     """[count, prompt tokens], padded."""
@@ -42,8 +37,6 @@ class Exercises:
 class AnswerTask:
     """A decoder that reads a prompt and writes the answer left to right."""
 
-    steps = 1
-
     def __init__(
         self,
         train: Exercises,
@@ -54,84 +47,61 @@ class AnswerTask:
         layers: int,
         groups: int,
         warm_score: float,
-        warm_batch: int = 64,
-        one_start: bool = False,
-        shifts: bool = False,
-        judge: Judge | None = None,
+        warm_batch: int,
     ) -> None:
-        """Keep the exercises; without a ``judge`` the known answer is the only right one.
+        """Keep the exercises.
 
-        The warm start draws ``warm_batch`` exercises a step from all there are, also if the task ``shifts``,
-        until the known answers have the probability ``warm_score``. ``one_start``: all seeds start alike, as
-        from one pretrained model.
+        The warm start draws ``warm_batch`` exercises a step, until the right answers have the probability
+        ``warm_score``.
         """
-        self.groups, self.group_size, self.shifts = groups, 8, shifts
+        self.groups, self.group_size = groups, 8
         self.tokens, self.prompts = train.answer.shape[1], len(train.prompt)
-        self._train, self._held_out = train, held_out
-        self._warm_score, self._warm_batch, self._one_start = warm_score, warm_batch, one_start
-        self._judge = judge
+        self._prompt = torch.cat([train.prompt, held_out.prompt])
+        self._answer = torch.cat([train.answer, held_out.answer])
+        self._warm_score, self._warm_batch = warm_score, warm_batch
         self._model = Decoder(train.vocabulary, width, heads, layers, train.prompt.shape[1], self.tokens)
         self.shapes = self._model.shapes
-        self._started: dict[tuple[int, ...], Tensor] = {}
 
     def start(self, seeds: tuple[int, ...]) -> Tensor:
-        """Return policies after the supervised warm start, [seeds, parameters]."""
-        own = (0,) if self._one_start else seeds
-        if own not in self._started:
+        """Return policies after the warm start, [seeds, parameters], all alike."""
+        return self._warm.expand(len(seeds), -1).clone()
 
-            def log_likelihood(theta: Tensor, index: Tensor) -> Tensor:
-                return self._log_likelihood(theta, self._train.prompt[index], self._train.answer[index])
-
-            theta = self.shapes.initial(own)
-            warm_start(
-                theta,
-                log_likelihood,
-                seeds=own,
-                prompts=self.prompts,
-                batch=self._warm_batch,
-                until_score=self._warm_score,
-            )
-            self._started[own] = theta
-        return self._started[own].expand(len(seeds), -1).clone()
+    @cached_property
+    def _warm(self) -> Tensor:
+        """Return the one policy that all start from, [1, parameters]."""
+        theta = self.shapes.initial((0,))
+        warm_start(
+            theta,
+            self._log_likelihood,
+            prompts=self.prompts,
+            batch=self._warm_batch,
+            until_score=self._warm_score,
+        )
+        return theta
 
     def sample(self, theta: Tensor, prompt: Tensor, uniform: Tensor) -> Completions:
         """Write until the end token; ``uniform`` is [rows, n, G, T]."""
-        token, mask, log_probability = self._write(theta, self._train.prompt[prompt], uniform)
-        reward = self._reward(token, self._train.answer[prompt])
-        return Completions(token=token, mask=mask, reward=reward, log_probability=log_probability)
+        token, mask, log_probability = self._write(theta, self._prompt[prompt], uniform)
+        is_right = (token == self._answer[prompt].unsqueeze(2)).all(-1)
+        return Completions(token=token, mask=mask, reward=is_right.float(), log_probability=log_probability)
 
     def log_probability(self, theta: Tensor, prompt: Tensor, token: Tensor) -> Tensor:
         """Return [rows, n, G, T, vocabulary] for completions that are known whole."""
         p = self.shapes.views(theta)
-        read = self._model.read(p, self._train.prompt[prompt])
+        read = self._model.read(p, self._prompt[prompt])
         return self._model.log_policy(p, read, _shifted(token))[0]
 
     def score(self, theta: Tensor) -> Tensor:
-        """Return the probability of a right answer, mean over the held-out prompts, [rows].
-
-        With a judge it is estimated from one completion of each prompt, always drawn alike.
-        """
-        rows = (len(theta), -1, -1)
+        """Return the probability of the right answer, mean over the held-out prompts, [rows]."""
+        held_out = torch.arange(self.prompts, len(self._prompt)).expand(len(theta), -1)
         with torch.no_grad():
-            prompt, answer = self._held_out.prompt.expand(rows), self._held_out.answer.expand(rows)
-            if self._judge is None:
-                return self._log_likelihood(theta, prompt, answer).exp().mean(1)
-            generator = torch.Generator().manual_seed(_SCORE_SEED)
-            uniform = torch.rand(len(self._held_out.prompt), 1, self.tokens, generator=generator)
-            token, _, _ = self._write(theta, prompt, uniform.expand(len(theta), -1, -1, -1))
-            return self._reward(token, answer).mean(dim=(1, 2))
+            return self._log_likelihood(theta, held_out).exp().mean(1)
 
-    def _reward(self, token: Tensor, answer: Tensor) -> Tensor:
-        """Return [rows, n, G] from completions [rows, n, G, T] and known answers [rows, n, T]."""
-        answer = answer.unsqueeze(2)
-        is_right = (token == answer).all(-1) if self._judge is None else self._judge(token, answer)
-        return is_right.float()
-
-    def _log_likelihood(self, theta: Tensor, prompt: Tensor, answer: Tensor) -> Tensor:
-        """Return [rows, n], nats: of the whole right answer."""
+    def _log_likelihood(self, theta: Tensor, prompt: Tensor) -> Tensor:
+        """Return [rows, n], nats: of the whole right answer to ``prompt`` [rows, n]."""
         p = self.shapes.views(theta)
-        answer = answer.unsqueeze(2)
-        policy, _ = self._model.log_policy(p, self._model.read(p, prompt), _shifted(answer))
+        answer = self._answer[prompt].unsqueeze(2)
+        policy, _ = self._model.log_policy(p, self._model.read(p, self._prompt[prompt]), _shifted(answer))
         each = policy.gather(-1, answer.unsqueeze(-1)).squeeze(-1)
         return torch.where(answer != PAD, each, 0.0).sum(dim=(2, 3))
 

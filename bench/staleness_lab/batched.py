@@ -107,30 +107,25 @@ def warm_start(
     theta: Tensor,
     log_likelihood: Callable[[Tensor, Tensor], Tensor],
     *,
-    seeds: tuple[int, ...],
     prompts: int,
     batch: int,
     until_score: float,
 ) -> None:
-    """Train every row on right answers until it gives them with probability ``until_score``, in place.
+    """Train one model on right answers until it gives them with probability ``until_score``, in place.
 
     Args:
-        theta: [seeds, parameters]
-        log_likelihood: from theta and prompts [seeds, batch] to the right answers' logprobs, [seeds, batch].
-        seeds: of the rows; a row sees the same batches whichever rows are beside it.
+        theta: [1, parameters]
+        log_likelihood: from theta and prompts [1, batch] to the right answers' logprobs, [1, batch].
         prompts: how many there are to draw from.
         batch: prompts a step.
         until_score: in (0, 1), mean of a batch.
     """
     leaf = theta.detach().requires_grad_()
     adam = Adam(theta, _WARM_LEARNING_RATE, gradient_clip_norm=1.0)
-    orders = [np.random.default_rng([seed, 0]) for seed in seeds]
-    is_cold = torch.ones(len(seeds))
+    order = np.random.default_rng([0, 0])
     for _ in range(_MOST_WARM_STEPS):
-        index = torch.from_numpy(np.stack([order.integers(prompts, size=batch) for order in orders]))
-        right = log_likelihood(leaf, index)
-        is_cold *= (right.detach().exp().mean(1) < until_score).float()
-        if not bool(is_cold.any()):
+        right = log_likelihood(leaf, torch.from_numpy(order.integers(prompts, size=(1, batch))))
+        if float(right.detach().exp().mean()) >= until_score:
             return
         (gradient,) = torch.autograd.grad(-right.mean(1).sum(), leaf)
-        adam.step(gradient, is_cold)
+        adam.step(gradient)

@@ -63,8 +63,6 @@ class Outcome:
     cell: Cell
     scores: tuple[tuple[float, ...], ...]
     """Held-out score at evenly spaced versions, the first and the last among them: one curve a seed."""
-    measures: dict[str, tuple[float | None, ...]]
-    """Means over the seeds and over tenths of the run, by the names in ``measures``; None: not finite."""
     skipped: float
     """Share of (seed, step) whose gradient was not finite: no step was taken there."""
     seconds: float
@@ -91,7 +89,6 @@ class Outcome:
         return cls(
             cell=Cell(**{**cell, "seeds": tuple(cell["seeds"]), "setting": Setting(**cell["setting"])}),
             scores=tuple(tuple(curve) for curve in fields["scores"]),
-            measures={name: tuple(values) for name, values in fields["measures"].items()},
             skipped=fields["skipped"],
             seconds=fields["seconds"],
         )

@@ -28,7 +28,7 @@ _DRAW_SEED: Final = 24
 class Lander:
     """A perceptron that sees height, speed, gravity and what is left of the time; untrained at the start."""
 
-    groups, group_size, tokens, steps, shifts = 4, 8, _MOVES, 1, False
+    groups, group_size, tokens = 4, 8, _MOVES
     prompts = _TRAINING
 
     def __init__(self) -> None:

@@ -8,14 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal
 
-from learner.config import LearnerConfig
 from learner.objective.batch import ObjectiveBatch, ObjectiveOutcome
 from learner.objective.formulas.divergence import group_sample_size_ratio
 from learner.objective.menu import MENU
 from learner.objective.registry import Objective, load_objective
-
-DEFAULT: Final[str] = LearnerConfig.model_fields["objective"].default
-"""The method on trial."""
 
 
 @dataclass(frozen=True, slots=True)

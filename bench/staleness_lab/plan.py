@@ -47,8 +47,7 @@ class TaskPlan:
     versions: int
     learning_rate: float
     """Base rate that settings multiply."""
-    seeds: tuple[int, ...] = ()
-    """Seeds of the report."""
+    seeds: tuple[int, ...]
 
 
 HUMPS: Final = Row("humps", 400)
@@ -68,20 +67,6 @@ REPORT: Final[Mapping[str, TaskPlan]] = {
     "lander": TaskPlan(600, 3e-3, tuple(range(20, 28))),
     "sorting": TaskPlan(300, 1e-3, tuple(range(20, 26))),
 }
-
-OLDER: Final[Mapping[str, TaskPlan]] = {
-    "letters": TaskPlan(400, 1e-3),
-    "digits": TaskPlan(600, 3e-3),
-    "codes8": TaskPlan(400, 1e-2),
-    "codes64": TaskPlan(400, 1e-2),
-    "codes512": TaskPlan(400, 1e-2),
-    "reuse": TaskPlan(300, 3e-3),
-    "routes": TaskPlan(600, 1e-3),
-    "maze": TaskPlan(600, 1e-3),
-    "knapsack": TaskPlan(600, 3e-3),
-    "palindromes": TaskPlan(500, 6e-4),
-}
-"""Tasks on which objectives were designed, tuned or reported before: open to anything."""
 
 FIRST: Final = (
     "plain",
@@ -119,7 +104,7 @@ def report_cells(settings: Mapping[str, Setting]) -> list[Cell]:
     """Return the cells of the report in the order in which they run; ``settings`` by method."""
     others = [method for method in settings if method not in FIRST]
     return [
-        cell_of(task, row, method, settings[method], seeds=REPORT[task].seeds)
+        _cell(task, row, method, settings[method])
         for tasks, rows, is_first in WAVES
         for row in rows
         for task in tasks
@@ -127,9 +112,8 @@ def report_cells(settings: Mapping[str, Setting]) -> list[Cell]:
     ]
 
 
-def cell_of(task: str, row: Row, method: str, setting: Setting, *, seeds: tuple[int, ...]) -> Cell:
-    """Return one cell."""
-    plan = REPORT[task] if task in REPORT else OLDER[task]
+def _cell(task: str, row: Row, method: str, setting: Setting) -> Cell:
+    plan = REPORT[task]
     return Cell(
         task=task,
         method=method,
@@ -139,6 +123,6 @@ def cell_of(task: str, row: Row, method: str, setting: Setting, *, seeds: tuple[
         staleness=row.staleness,
         mismatch=row.mismatch,
         learning_rate=plan.learning_rate * setting.rate,
-        seeds=seeds,
+        seeds=plan.seeds,
         versions=plan.versions,
     )

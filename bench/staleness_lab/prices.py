@@ -24,7 +24,7 @@ _SEED: Final = 22
 class Prices:
     """A perceptron 8-24-16 over sixteen prices, untrained at the start."""
 
-    groups, group_size, tokens, steps, shifts = 8, 8, 1, 1, False
+    groups, group_size, tokens = 8, 8, 1
     prompts = _TRAINING
 
     def __init__(self) -> None:

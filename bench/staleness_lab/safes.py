@@ -25,7 +25,7 @@ _SEED: Final = 21
 class Safes:
     """A table of logits, by safe and place; all but uniform at the start."""
 
-    groups, group_size, tokens, steps, shifts = 4, 8, 64, 1, False
+    groups, group_size, tokens = 4, 8, 64
     prompts = _SAFES
 
     def __init__(self) -> None:

@@ -14,7 +14,6 @@ from bench.staleness_lab.forms import RecordedBatch
 from bench.staleness_lab.methods import Method
 from learner.objective.batch import ObjectiveBatch
 from learner.objective.formulas.age_discounts import sequence_learning_rate_factor
-from learner.objective.formulas.divergence import effective_sample_size_ratio
 
 _TOLERANCE: Final = 1e-5
 _ALL: Final = slice(None)
@@ -35,9 +34,6 @@ class Rows:
     staleness: Tensor
     """[seeds, n], versions."""
     group_size: int
-    proximal: Tensor | None = None
-    """[seeds, n, t], nats: the learner before this version's first step, if one was taken."""
-
     expected_kl: Tensor | None = None
     """[seeds, n, t], nats: what the ages of the tokens make a learner expect, if it has measured any."""
 
@@ -51,7 +47,6 @@ class Rows:
             mask=self.mask[part],
             reward=self.reward[part],
             staleness=self.staleness[part],
-            proximal=None if self.proximal is None else self.proximal[part],
             expected_kl=None if self.expected_kl is None else self.expected_kl[part],
         )
 
@@ -66,7 +61,6 @@ class Rows:
             reward=self.reward.flatten(),
             staleness_versions=self.staleness.flatten(),
             max_tokens=self.learner.shape[2],
-            proximal_logprob=None if self.proximal is None else self.proximal.flatten(0, 1),
             recorded_nats=None if self.expected_kl is None else self.expected_kl.flatten(0, 1),
         )
 
@@ -77,8 +71,6 @@ class Pull:
 
     gradient: Tensor
     """[seeds, n, t]: of each seed's own loss."""
-    weight: Tensor
-    """[seeds, n]: each completion's, its tokens' mean where they are tokens'."""
     log_ratio: Tensor
     """[seeds, n], nats: of each completion's whole p/q."""
 
@@ -94,7 +86,6 @@ def pull(method: Method, rows: Rows, *, at_once: bool) -> Pull:
     each = [_pull_together(method, rows.of(slice(seed, seed + 1))) for seed in range(len(rows.reward))]
     return Pull(
         gradient=torch.cat([one.gradient for one in each]),
-        weight=torch.cat([one.weight for one in each]),
         log_ratio=torch.cat([one.log_ratio for one in each]),
     )
 
@@ -124,24 +115,12 @@ def runs_at_once(method: Method, *, groups: int, group_size: int, tokens: int) -
     )
 
 
-def has_weight(weight: Tensor) -> bool:
-    """Return whether there is an effective sample to speak of: finite weights, one of them above 0."""
-    return bool(weight.isfinite().all()) and bool((weight > 0).any())
-
-
-def sample_sizes(weight: Tensor) -> Tensor:
-    """Return each seed's effective share of its completions, [seeds] of [seeds, n]; 0 if nothing is left."""
-    return torch.tensor([effective_sample_size_ratio(w) if has_weight(w) else 0.0 for w in weight])
-
-
 def _pull_together(method: Method, rows: Rows) -> Pull:
     batch = rows.batch()
     outcome = method.outcome(batch)
     (gradient,) = torch.autograd.grad(outcome.loss, batch.learner_logprob)
-    per_token = outcome.weight.ndim == 2
     seeds = (len(rows.reward), -1)
     return Pull(
         gradient=gradient.view_as(rows.learner) * seeds[0],  # the loss is a mean over all runs
-        weight=(batch.token_mean(outcome.weight) if per_token else outcome.weight).view(seeds),
         log_ratio=batch.log_ratio.detach().sum(dim=1).view(seeds),
     )

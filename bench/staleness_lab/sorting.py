@@ -45,5 +45,4 @@ def word_sorting() -> AnswerTask:
         groups=4,
         warm_score=_WARM_SCORE,
         warm_batch=128,
-        one_start=True,
     )

@@ -45,10 +45,6 @@ class Task(Protocol):
     """Longest completion."""
     prompts: int
     """Training prompts to choose from."""
-    steps: int
-    """Optimizer steps a version; the groups are split evenly among them."""
-    shifts: bool
-    """Whether the prompts of a run move from the first quarter of all to the last."""
 
     def start(self, seeds: tuple[int, ...]) -> Tensor:
         """Return the policies before reinforcement learning, [seeds, parameters]."""

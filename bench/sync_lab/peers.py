@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from bench.shared.measure import cpu_seconds
 from bench.sync_lab.network import Namespace
 from node.enrolment.authority import LEAF_LIFETIME_S, Authority
 from node.enrolment.init_run import IDENTITY_DIRECTORY, init_run, issue_identity
@@ -94,14 +95,9 @@ class Process:
                 if self._has_ended or not self._spoke.wait(deadline - time.monotonic()):
                     raise TimeoutError(f"{self.name} did not say {key!r}; see {self._log.name}")
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def cpu_s(self) -> float:
         """Return the processor seconds it has taken."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_seconds(self._process.pid)
 
     def end(self) -> None:
         """Kill it."""

@@ -1,17 +1,10 @@
-"""Report of the measurements: a table of bars held or missed, and plots."""
+"""Report of the measurements: a table of bars held or missed, then every figure."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
-
-import matplotlib
-
-matplotlib.use("Agg")  # before pyplot: there may be no display
-
-import matplotlib.pyplot as plt
-from matplotlib.figure import Figure
 
 from bench.sync_lab.lab import Facts
 
@@ -70,11 +63,10 @@ def read(out: Path) -> list[Facts]:
 
 
 def write(out: Path, measured: Sequence[Facts]) -> None:
-    """Write sync.jsonl, sync.md and the plots there are figures for."""
+    """Write sync.jsonl and sync.md."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "sync.jsonl").write_text("".join(json.dumps(facts) + "\n" for facts in measured))
-    plots = [plot for draw in (_draw_sync, _draw_fanout) if (plot := draw(out, measured))]
-    (out / "sync.md").write_text("\n".join(_lines(measured, plots)) + "\n")
+    (out / "sync.md").write_text("\n".join(_lines(measured)) + "\n")
 
 
 def verdicts(measured: Sequence[Facts]) -> list[tuple[Bar, float, bool]]:
@@ -84,15 +76,13 @@ def verdicts(measured: Sequence[Facts]) -> list[tuple[Bar, float, bool]]:
         where = {"scenario": bar.scenario, **bar.where}
         those = [facts for facts in measured if where.items() <= facts.items() and bar.figure in facts]
         figures = [facts[bar.figure] for facts in those]
-        if bar.scenario == "step":
-            figures = figures[:1]  # the others are what-ifs of the sender's TCP
         if figures:
             worst = min(figures) if bar.is_floor else max(figures)
             judged.append((bar, worst, worst >= bar.limit if bar.is_floor else worst <= bar.limit))
     return judged
 
 
-def _lines(measured: Sequence[Facts], plots: Sequence[str]) -> list[str]:
+def _lines(measured: Sequence[Facts]) -> list[str]:
     lines = [
         "# Syncing policy versions over emulated lines",
         "",
@@ -105,7 +95,7 @@ def _lines(measured: Sequence[Facts], plots: Sequence[str]) -> list[str]:
     for bar, figure, holds in verdicts(measured):
         limit = f"{'>=' if bar.is_floor else '<='} {bar.limit:g}"
         lines.append(f"| {bar.claim} | {limit} | {figure:.3g} | {'held' if holds else 'MISSED'} |")
-    lines += ["", *(f"![]({plot})" for plot in plots), ""]
+    lines.append("")
     for scenario in dict.fromkeys(facts["scenario"] for facts in measured):
         lines += [f"## {scenario}", ""]
         for facts in measured:
@@ -124,42 +114,3 @@ def _short(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-
-
-def _draw_sync(out: Path, measured: Sequence[Facts]) -> str | None:
-    """Draw seconds per version: the whole file, and a step."""
-    rows = [facts for facts in measured if facts["scenario"] == "step" and "seconds" in facts][:3]
-    if not rows:
-        return None
-    figure, axis = plt.subplots(figsize=(7, 2.5), layout="constrained")
-    axis.barh([facts["what"] for facts in rows], [facts["seconds"] for facts in rows], color="tab:blue")
-    axis.set_xscale("log")
-    axis.set_xlabel("seconds until the receiver has the new version (135 M parameters, 100 Mbit/s, 150 ms)")
-    for number, facts in enumerate(rows):
-        axis.text(facts["seconds"], number, f" {facts['seconds']:.2f} s", va="center")
-    return _saved(figure, out, "sync_step.png")
-
-
-def _draw_fanout(out: Path, measured: Sequence[Facts]) -> str | None:
-    """Draw hub egress and time over the number of receivers."""
-    rows = [facts for facts in measured if facts["scenario"] == "fanout" and facts["what"] == "keyframe"]
-    if not rows:
-        return None
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
-    panels = (("hub_egress_copies", "copies that leave the hub"), ("seconds", "seconds until all have it"))
-    for axis, (key, label) in zip(axes, panels, strict=True):
-        for has_relay, name in ((True, "behind one relay"), (False, "each from the hub")):
-            points = sorted((f["receivers"], f[key]) for f in rows if f["has_relay"] == has_relay)
-            axis.plot(*zip(*points, strict=True), marker="o", label=name)
-        axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
-        axis.set_xlabel("receivers")
-        axis.set_ylabel(label)
-    axes[0].legend()
-    return _saved(figure, out, "sync_fanout.png")
-
-
-def _saved(figure: Figure, out: Path, name: str) -> str:
-    figure.savefig(out / name, dpi=110)
-    plt.close(figure)
-    return name

@@ -7,15 +7,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bench.objective_outliers import COMPLETIONS, GROUP_SIZE, LARGEST_SHARE, NAMED, TOKENS, shipped_loss
+from learner.config import LearnerConfig
 from learner.intake.group_verdict import LEAST_LOGPROB
 from learner.objective.batch import ObjectiveBatch
 from learner.objective.formulas.advantage import standardised_advantage
+from learner.objective.registry import load_objective
 from learner.step.step_loss import StepLoss
+
+COMPLETIONS = 64
+GROUP_SIZE = 8
+TOKENS = 1000
+LARGEST_SHARE = 0.05
+NAMED = ((-15.0, -1.0), (-1.0, -15.0), (-8.0, -1.0), (-1.0, -8.0), (-1e4, -1.0), (0.0, LEAST_LOGPROB))
+"""Learner and behaviour logprobs of outliers that were met, or are the farthest there can be."""
 
 GROUPS = COMPLETIONS // GROUP_SIZE
 PLACEMENTS = 10_000
 PLACED_AT_ONCE = 100
+
+
+def shipped_loss() -> StepLoss:
+    """Return the loss of a learner whose configuration changes nothing."""
+    fields = LearnerConfig.model_fields
+    return StepLoss(
+        load_objective(fields["objective"].default),
+        kl_coefficient=fields["kl_coefficient"].default,
+        reference_kl_coefficient=fields["reference_kl_coefficient"].default,
+        discounts_by_sample_size=fields["staleness_discount"].default == "sample_size",
+    )
 
 
 def made_up_step(generator: torch.Generator) -> ObjectiveBatch:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Final
 from unittest import mock
 
-from bench.learner_memory import return_freed_memory
+from bench.shared.measure import return_freed_memory
 from learner.export import export_version
 from learner.masters import file_words
 from learner.publishing.model_copy import ModelCopy

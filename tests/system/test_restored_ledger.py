@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import restore_lab
+from bench.kill_lab import restores
 from bench.kill_lab.plan import Plan
 from bench.restores import run
 
@@ -19,8 +19,8 @@ PAUSE_S = 0.06
 async def test_under_an_older_ledger_a_real_run_goes_on_or_says_why_not_and_doubles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restore_lab, "STEPS", 4)  # more than a learner that is refused makes from its buffer
-    monkeypatch.setattr(restore_lab, "STEPS_BETWEEN", 4)
+    monkeypatch.setattr(restores, "STEPS", 4)  # more than a learner that is refused makes from its buffer
+    monkeypatch.setattr(restores, "STEPS_BETWEEN", 4)
     plan = Plan(kills=0, seed=61, samplers=("sampler-1",), frames=1, pause_s=PAUSE_S)
     summary = await run(plan, tmp_path / "restores", moments=MOMENTS)
     assert summary["violations"] == []

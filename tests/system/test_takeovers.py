@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import takeover_lab
+from bench.kill_lab import takeovers
 from bench.kill_lab.plan import Plan
 from bench.takeover import run
 
@@ -20,7 +20,7 @@ PAUSE_S = 0.06
 async def test_whichever_coordinator_leads_is_killed_and_the_other_goes_on_without_a_lost_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(takeover_lab, "STOPPED_EVERY", KILLS + 1)  # peers need half a minute to notice
+    monkeypatch.setattr(takeovers, "STOPPED_EVERY", KILLS + 1)  # peers need half a minute to notice
     plan = Plan(kills=KILLS, seed=7, samplers=("sampler-1",), frames=1, pause_s=PAUSE_S)
     summary = await run(plan, tmp_path / "takeovers")
     assert summary["violations"] == []

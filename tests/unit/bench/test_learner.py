@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.learner import QUICK_SHAPES, compare
-from bench.learner_memory import LOGPROBS, logprob_peak
-from bench.learner_report import report, write_report
-from bench.learner_steps import gradient_of, make_groups, make_model, padded_ids, step_makers
+from bench.learner.__main__ import QUICK_SHAPES, compare
+from bench.learner.report import report, write_report
+from bench.learner.steps import gradient_of, make_groups, make_model, padded_ids, step_makers
 from node.values.well_formed import check_group
 
 SHAPE = QUICK_SHAPES[0]
@@ -49,19 +48,17 @@ def test_grpo_and_trls_have_the_same_gradient() -> None:
 
 
 def test_steps_of_different_losses_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.learner_trl.TRL_STEPS", {"trl": step_makers()["bare"]})
+    monkeypatch.setattr("bench.learner.trl_steps.TRL_STEPS", {"trl": step_makers()["bare"]})
     with pytest.raises(ValueError, match="not one loss"):
         list(compare(SHAPE))
 
 
 def test_the_report_has_every_line(tmp_path: Path) -> None:
-    logprobs = [logprob_peak(512, name, threads=1) for name in LOGPROBS]
-    lines = [{"peak_bytes": 1 << 20, **line, "threads": 1} for line in (*compare(SHAPE), *logprobs)]
+    lines = [{"peak_bytes": 1 << 20, **line, "threads": 1} for line in compare(SHAPE)]
     write_report(lines, tmp_path)
     text = (tmp_path / "learner.md").read_text()
     assert text == report(lines)
     for line in lines:
-        assert f"| {line.get('step', line.get('logprobs'))} |" in text
+        assert f"| {line['step']} |" in text
     kept = [json.loads(line) for line in (tmp_path / "learner.jsonl").read_text().splitlines()]
     assert kept == json.loads(json.dumps(lines))
-    assert (tmp_path / "learner.png").stat().st_size > 0

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bench.peer_lab.http2 import CallEndedError, Reader, frame, message
-from bench.peers import PROMISED_PEERS, PROMISES, Row, broken_promises, shares
+from bench.peers import PROMISED_PEERS, PROMISES, Row, broken_promises
 
 BOUNDS: dict[str, Any] = dict(PROMISES)
 FINE = replace(Row(*(0 for _ in fields(Row))), peers=PROMISED_PEERS, **BOUNDS)
@@ -25,11 +25,6 @@ def test_a_promise_that_is_broken_is_named_with_both_values(name: str) -> None:
         said == f"{PROMISED_PEERS} peers: {name} is {PROMISES[name] * 2:g}, promised are {PROMISES[name]:g}"
     )
     assert broken_promises(replace(FINE, lost=2)) == [f"{PROMISED_PEERS} peers: 2 connections were lost"]
-
-
-def test_each_peer_is_held_by_one_process() -> None:
-    held = [number for first, count in shares(10, 3) for number in range(first, first + count)]
-    assert held == list(range(10))
 
 
 def test_messages_arrive_whole_however_their_bytes_are_cut() -> None:

@@ -23,7 +23,7 @@ CELL = Cell("safes", "plain", Setting(), "", "humps", 400, "none", 1e-2, (0, 1, 
 
 
 def outcome(cell: Cell, *ends: float) -> Outcome:
-    return Outcome(cell, tuple((0.0, end, end, end) for end in ends), {}, skipped=0.0, seconds=36.0)
+    return Outcome(cell, tuple((0.0, end, end, end) for end in ends), skipped=0.0, seconds=36.0)
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.3, 1.5])

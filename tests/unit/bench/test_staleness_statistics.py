@@ -20,7 +20,7 @@ def outcome(*scores: tuple[float, ...]) -> Outcome:
     """An outcome of which only the scores matter."""
     seeds = tuple(range(len(scores)))
     cell = Cell("digits", "gepo", Setting(), "", "fixed", 0, "none", 1e-3, seeds, versions=60)
-    return Outcome(cell=cell, scores=scores, measures={}, skipped=0.0, seconds=0.0)
+    return Outcome(cell=cell, scores=scores, skipped=0.0, seconds=0.0)
 
 
 def test_best_and_end_are_means_of_three_evaluations() -> None:

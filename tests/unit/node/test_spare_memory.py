@@ -2,7 +2,7 @@
 
 import ctypes
 
-from bench.measure import resident_bytes
+from bench.shared.measure import resident_bytes
 from node.process.memory import give_back
 
 

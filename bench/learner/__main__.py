@@ -1,0 +1,143 @@
+"""Our step against the least a step can be and against TRL's: time and memory. One JSON line per figure.
+
+    python -m bench.learner          6 minutes -> bench/results/learner.{md,jsonl}
+    python -m bench.learner --quick  seconds, prints only
+
+Every step of a shape is taken in turn, round after round, in one process on one thread, so that all meet
+the same disturbances. A ratio is that of a step's time to bare's in the same round; given is the median
+over rounds, and between which two values the middle half of them lay. Bare is there twice: what the
+second says of itself is the noise. The process keeps memory that was freed, as torch keeps a GPU's;
+otherwise a step's time is up to twice as long by page faults, most for those that need the most memory,
+which is not ours.
+
+    step, kind      which of bench/learner/steps.py, on which shape
+    seconds         median by the clock; cpu_seconds: of the process, which others can hardly lengthen
+    over_bare       ratio of times by the clock; cpu_over_bare: of the process's own
+    cpu_over_ours   likewise over `ours, grpo`
+    peak_bytes      of one step, in a process of its own: bench/learner/memory.py
+    gradient_norm   of the first step
+    gradient_apart  length of `trl`'s gradient minus `ours, grpo`'s, over that of either: the same loss
+"""
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from bench.learner.memory import step_peak
+from bench.learner.report import write_report
+from bench.learner.steps import Shape, Step, gradient_of, make_groups, step_makers
+from bench.shared.measure import keep_freed_memory, ratio
+
+RESULTS: Final = Path(__file__).parents[1] / "results"
+
+SHAPES: Final = (
+    Shape("64 tokens of vocabulary", 64, 64, 2, 8, 8, 8, 56, rounds=31),
+    Shape("the same, half as long", 64, 64, 2, 8, 8, 8, 24, rounds=41),
+    Shape("8192, width 256, 4 layers", 8192, 256, 4, 4, 4, 8, 56, rounds=9),
+    Shape("32 768, width 256, 4 layers", 32_768, 256, 4, 4, 8, 8, 56, rounds=5),
+)
+QUICK_SHAPES: Final = (Shape("64", 64, 32, 1, 2, 4, 4, 8, rounds=3),)
+
+GRADIENTS_APART: Final = 1e-4
+"""Steps whose gradients are further apart have not the same loss, and no ratio of theirs says anything."""
+
+
+def compare(shape: Shape) -> Iterator[dict[str, Any]]:
+    """Return a line for every step of a shape, but for its peak.
+
+    Raises:
+        ValueError: the gradients of `ours, grpo` and `trl` differ.
+    """
+    groups = make_groups(shape)
+    steps = {name: make(shape, groups) for name, make in step_makers().items()}
+    if "trl" not in steps:
+        yield {"kind": shape.name, "step": "trl", "skipped": "pip install heterorl-node[bench]"}
+    apart = _gradients_apart(steps)
+    norms = {name: step() for name, step in steps.items()}
+    wall, cpu = _times(steps, shape.rounds)
+    tokens = shape.rows * shape.completion_tokens
+    for name in steps:
+        seconds = statistics.median(wall[name])
+        over_bare, over_bare_quartiles = ratio(wall[name], wall["bare"])
+        cpu_over_bare, cpu_over_bare_quartiles = ratio(cpu[name], cpu["bare"])
+        yield {
+            "kind": shape.name,
+            "step": name,
+            "vocabulary": shape.vocabulary,
+            "tokens": tokens,
+            "rounds": shape.rounds,
+            "seconds": round(seconds, 5),
+            "cpu_seconds": round(statistics.median(cpu[name]), 5),
+            "over_bare": over_bare,
+            "over_bare_quartiles": over_bare_quartiles,
+            "cpu_over_bare": cpu_over_bare,
+            "cpu_over_bare_quartiles": cpu_over_bare_quartiles,
+            "cpu_over_ours": ratio(cpu[name], cpu["ours, grpo"])[0],
+            "tokens_per_second": round(tokens / seconds),
+            "gradient_norm": round(norms[name], 6),
+            "gradient_apart": apart if name == "trl" else None,
+        }
+
+
+def _gradients_apart(steps: Mapping[str, Step]) -> float | None:
+    if "trl" not in steps:
+        return None
+    ours, theirs = (gradient_of(steps[name]) for name in ("ours, grpo", "trl"))
+    apart = float((theirs - ours).norm() / ours.norm())
+    if not apart < GRADIENTS_APART:
+        raise ValueError(f"the gradients of ours and trl are {apart:.2g} of their length apart: not one loss")
+    return apart
+
+
+def _times(steps: Mapping[str, Step], rounds: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    wall: dict[str, list[float]] = {name: [] for name in steps}
+    cpu: dict[str, list[float]] = {name: [] for name in steps}
+    names = list(steps)
+    gc.collect()
+    gc.freeze()  # models and trainers: or each collection would go through them, in whoever's step it falls
+    for round_number in range(rounds):
+        first = round_number % len(names)  # nobody is always the first
+        for name in names[first:] + names[:first]:
+            gc.collect()
+            started = time.perf_counter(), time.process_time()
+            steps[name]()
+            wall[name].append(time.perf_counter() - started[0])
+            cpu[name].append(time.process_time() - started[1])
+    gc.unfreeze()
+    return wall, cpu
+
+
+def _with_peak(line: dict[str, Any], shape: Shape, threads: int) -> dict[str, Any]:
+    if "skipped" in line:
+        return line
+    return {**line, "peak_bytes": step_peak(shape, line["step"], threads=threads)}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the lines, and write the report unless in quick mode."""
+    parser = argparse.ArgumentParser(prog="python -m bench.learner", description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="one small shape, no report: seconds")
+    parser.add_argument("--threads", type=int, default=1, help="of torch; more than 1 needs a quiet machine")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="directory of the report")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    keep_freed_memory()
+    lines = []
+    shapes = QUICK_SHAPES if options.quick else SHAPES
+    for line in (_with_peak(line, shape, options.threads) for shape in shapes for line in compare(shape)):
+        lines.append({**line, "threads": options.threads})
+        print(json.dumps(lines[-1]), flush=True)
+        if not options.quick:
+            write_report(lines, options.results)  # what is there already, if it is killed
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

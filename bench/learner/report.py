@@ -1,0 +1,73 @@
+"""The figures of ``bench.learner`` as tables."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+Line = dict[str, Any]
+
+
+def write_report(lines: Sequence[Line], directory: Path) -> None:
+    """Write learner.jsonl and learner.md into ``directory``."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "learner.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (directory / "learner.md").write_text(report(lines))
+
+
+def report(lines: Sequence[Line]) -> str:
+    """Return the tables in Markdown."""
+    parts = [
+        "# The learner's step\n",
+        f"Written by `python -m bench.learner`, on {lines[0]['threads']} thread(s). What each step does: "
+        "bench/learner/steps.py and trl_steps.py. Ratios are medians over rounds of the ratio within "
+        "a round, with the quartiles; what `bare, again` says of itself is noise.\n",
+        *(_step_table(kind, lines) for kind in dict.fromkeys(line["kind"] for line in lines)),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _step_table(kind: str, steps: Sequence[Line]) -> str:
+    lines = [line for line in steps if line["kind"] == kind]
+    measured = [line for line in lines if "skipped" not in line]
+    remarks = [f"\n{line['step']}: {line['skipped']}" for line in lines if "skipped" in line]
+    remarks += [
+        f"\nThe gradients of `ours, grpo` and `{line['step']}` are {line['gradient_apart']:.1e} of their "
+        "length apart."
+        for line in measured
+        if line["gradient_apart"] is not None
+    ]
+    return "\n".join(
+        [
+            f"## {kind}\n",
+            "| step | ms | time over bare | CPU time over bare | CPU time over `ours, grpo` | peak, MiB | "
+            "tokens/s | gradient norm |",
+            "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+            *map(_step_row, measured),
+            *remarks,
+            "",
+        ]
+    )
+
+
+def _step_row(line: Line) -> str:
+    cells = (
+        line["step"],
+        f"{1e3 * line['seconds']:.1f}",
+        _with_quartiles(line, "over_bare"),
+        _with_quartiles(line, "cpu_over_bare"),
+        f"{line['cpu_over_ours']:.2f}",
+        _mebibytes(line["peak_bytes"]),
+        line["tokens_per_second"],
+        f"{line['gradient_norm']:.6f}",
+    )
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _with_quartiles(line: Line, field: str) -> str:
+    low, high = line[f"{field}_quartiles"]
+    return f"{line[field]:.3f} ({low:.3f}-{high:.3f})"
+
+
+def _mebibytes(size: int | None) -> str:
+    return "-" if size is None else f"{size / 2**20:.1f}"

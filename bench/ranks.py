@@ -1,0 +1,206 @@
+"""A learner's step on 1, 2 and 4 ranks of this host, beside a plain FSDP2 loop of torch.
+
+    python -m bench.ranks                     minutes, on a quiet machine
+    python -m bench.ranks --size small        27 million parameters, two rounds
+    python -m bench.ranks --size tiny         seconds
+
+One JSON line a figure. Ranks are processes on gloo with one thread each; times on fewer cores than ranks say
+nothing of more cores.
+
+    step            `ours, dp_shard` and `ours, tp`: train_step with the default objective; `plain, dp_shard`:
+                    the model's own forward under ``fully_shard``, whole logits, a mean for a loss, clipping
+                    and AdamW, as torch's tutorials have it
+    seconds         median over rounds, of the slowest rank
+    peak_bytes      largest resident memory of any rank during steps, beyond that before there was a model
+    planned_bytes   what `heterorl-node plan` says of the same; held_share: of parameters, on the fullest rank
+"""
+
+import argparse
+import json
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from bench.learner.steps import (
+    CLIP_NORM,
+    LEARNING_RATE,
+    Shape,
+    gathered_logprob,
+    make_groups,
+    make_model,
+    make_optimizer,
+    padded_ids,
+)
+from bench.shared.measure import resident_bytes, restart_peak, return_freed_memory
+from learner.config import LearnerConfig
+from learner.model.model import load_policy
+from learner.model.rank_exchanges import ONE_RANK, Ranks
+from learner.ranks.rank_group import RankGroup
+from learner.sizing.mesh_sizes import MeshSizes
+from learner.sizing.model_shape import ModelShape
+from learner.sizing.rank_costs import RankLayout, rank_memory
+from learner.step.train_step import train_step
+from learner.step_settings import StepSettings
+from node.values.rollout import RolloutGroup
+
+SHAPES: Final[Mapping[str, Shape]] = {
+    "large": Shape("32 768, width 512, 8 layers", 32_768, 512, 8, 4, 8, 8, 56, rounds=7),
+    "small": Shape("16 384, width 512, 6 layers", 16_384, 512, 6, 2, 8, 16, 48, rounds=2),
+    "tiny": Shape("1024, width 64, 2 layers", 1024, 64, 2, 2, 4, 8, 8, rounds=2),
+}
+STEPS: Final = ("plain, dp_shard", "ours, dp_shard", "ours, tp")
+LIMIT: Final = timedelta(minutes=30)
+
+
+class PlainSharded:
+    """The least that a sharded step does; each rank has its share of the rows."""
+
+    def __init__(self, model: PreTrainedModel, ids: Tensor, *, prompt_tokens: int) -> None:
+        """Take all rows, [rows, prompt and completion]."""
+        self._ids = ids[dist.get_rank() :: dist.get_world_size()]
+        self._prompt_tokens = prompt_tokens
+        self.model = model.train(False)
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for layer in model.get_submodule("model.layers").children():
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        self._optimizer = make_optimizer(model)
+
+    def __call__(self) -> None:
+        logprob = gathered_logprob(self.model, self._ids)
+        (-logprob[:, self._prompt_tokens - 1 :].mean()).backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+
+class OursSharded:
+    """The learner's step on every rank."""
+
+    def __init__(self, model_dir: Path, groups: Sequence[RolloutGroup], sizes: MeshSizes) -> None:
+        ranks: Ranks = RankGroup(sizes, device_type="cpu") if dist.get_world_size() > 1 else ONE_RANK
+        self._groups = groups
+        self._policy = load_policy(model_dir, device="cpu", ranks=ranks)
+        self.model = self._policy.model
+        self._optimizer = make_optimizer(self.model)
+        self._settings = StepSettings.of(
+            LearnerConfig(model_dir=model_dir, learning_rate=LEARNING_RATE, gradient_clip_norm=CLIP_NORM)
+        )
+
+    def __call__(self) -> None:
+        train_step(self._policy, self._optimizer, self._groups, version=0, settings=self._settings)
+
+
+def step_lines(model_dir: Path, shape: Shape, *, ranks: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Return a line for each step on each number of ranks; ``model_dir`` has the shape's model."""
+    groups = make_groups(shape)
+    sizes = ModelShape.of_config(json.loads((model_dir / "config.json").read_text()), name=shape.name)
+    for count in ranks:
+        for name in STEPS:
+            is_tp = name.endswith("tp")
+            if is_tp and (count == 1 or sizes.heads % count or sizes.kv_heads % count):
+                continue
+            told = _on_ranks(count, name, model_dir, groups, shape)
+            tp, dp_shard = (count, 1) if is_tp else (1, count)
+            tokens = shape.rows * (shape.prompt_tokens + shape.completion_tokens - 1) // dp_shard
+            layout = RankLayout(dp_shard=dp_shard, tp=tp, micro_batch_tokens=tokens)
+            planned = sum(rank_memory(sizes, layout, compute_bytes=4).values())
+            yield {"kind": shape.name, "step": name, "ranks": count, **told, "planned_bytes": round(planned)}
+
+
+def _on_ranks(
+    ranks: int, name: str, model_dir: Path, groups: Sequence[RolloutGroup], shape: Shape
+) -> dict[str, Any]:
+    """Time a step on as many ranks; return what the first one told."""
+    with socket.socket() as free, tempfile.TemporaryDirectory() as directory:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        told = Path(directory) / "figures"
+        torch.multiprocessing.spawn(  # type: ignore[no-untyped-call, attr-defined]
+            _rank, args=(ranks, port, told, name, model_dir, groups, shape), nprocs=ranks
+        )
+        figures: dict[str, Any] = json.loads(told.read_text())
+    return figures
+
+
+def _rank(
+    rank: int,
+    ranks: int,
+    port: int,
+    told: Path,
+    name: str,
+    model_dir: Path,
+    groups: Sequence[RolloutGroup],
+    shape: Shape,
+) -> None:
+    torch.set_num_threads(1)
+    address = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=ranks, timeout=LIMIT)
+    figures = _time_steps(name, model_dir, groups, shape)
+    if rank == 0:
+        told.write_text(json.dumps(figures))
+    dist.destroy_process_group()
+
+
+def _time_steps(name: str, model_dir: Path, groups: Sequence[RolloutGroup], shape: Shape) -> dict[str, Any]:
+    ranks, before = dist.get_world_size(), resident_bytes()
+    step: PlainSharded | OursSharded
+    if name.startswith("plain"):
+        model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, trust_remote_code=False)
+        step = PlainSharded(model, padded_ids(list(groups)), prompt_tokens=shape.prompt_tokens)
+        del model
+    else:
+        step = OursSharded(
+            model_dir, groups, MeshSizes(tp=ranks) if name.endswith("tp") else MeshSizes(dp_shard=ranks)
+        )
+    took = []
+    for _ in range(shape.rounds + 1):
+        dist.barrier()
+        started = time.perf_counter()
+        step()
+        dist.barrier()
+        took.append(time.perf_counter() - started)
+    return_freed_memory()  # from here on, which costs time
+    step()
+    restart_peak()
+    step()
+    peak = resident_bytes(highest=True) - before
+    parts = [getattr(parameter, "to_local", lambda p=parameter: p)() for parameter in step.model.parameters()]
+    whole = sum(parameter.numel() for parameter in step.model.parameters())
+    figures = torch.tensor([statistics.median(took[1:]), peak, sum(p.numel() for p in parts) / whole])
+    figures = figures.double()
+    dist.all_reduce(figures, op=dist.ReduceOp.MAX)
+    seconds, peak_bytes, held = figures.tolist()
+    return {"seconds": round(seconds, 5), "peak_bytes": int(peak_bytes), "held_share": round(held, 4)}
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Print the lines."""
+    parser = argparse.ArgumentParser(prog="python -m bench.ranks", description=__doc__.partition("\n")[0])
+    parser.add_argument("--size", choices=SHAPES, default="large", help="default: %(default)s")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4], help="default: %(default)s")
+    options = parser.parse_args(given)
+    torch.set_num_threads(1)
+    shape = SHAPES[options.size]
+    with tempfile.TemporaryDirectory() as directory:
+        make_model(shape).save_pretrained(directory)
+        for line in step_lines(Path(directory), shape, ranks=options.ranks):
+            print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Completions through the sampler's engines beside the bare engines; see ``bench.sampler.__main__``."""

@@ -1,0 +1,269 @@
+"""Contestants of ``bench.sampler``: bare engines and ours, each of which completes the same prompts."""
+
+import importlib
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM
+
+from bench.shared.measure import cpu_seconds
+from node.values.sampling_parameters import SamplingParameters
+from sampler.config import SamplerConfig
+from sampler.engines.engine import GenerationRequest
+from sampler.engines.own_process.process_engine import ProcessEngine
+from sampler.engines.words.model_words import ArrayWords, copy_words
+from sampler.sampler_role import load_configured_engine
+
+T = TypeVar("T")
+
+_OWN: Final = " own"
+"""Ends the name of an engine in a process of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Prompts and settings that all contestants share."""
+
+    model_dir: Path
+    groups: int
+    completions: int
+    prompt_tokens: int
+    new_tokens: int
+    device: str
+    compute_dtype: str
+    threads: int
+    kv_cache: str
+
+    @property
+    def memory_share(self) -> float:
+        """Share of memory for vLLM: half on a CPU, which others use as well."""
+        return 0.5 if self.device == "cpu" else 0.9
+
+    @property
+    def sampling(self) -> SamplingParameters:
+        return SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=self.new_tokens)
+
+    def prompts(self) -> list[NDArray[np.int32]]:
+        random = np.random.default_rng(0)
+        return list(random.integers(2, 1000, (self.groups, self.prompt_tokens)).astype(np.int32))
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One contestant's turn."""
+
+    tokens: int
+    seconds: float
+    core_seconds: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def tokens_per_core_s(self) -> float:
+        return self.tokens / self.core_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Groups generated one after the other, with versions in between."""
+
+    round: Round
+    groups: int
+    change_s: float
+    """Sum over all versions."""
+    longest_turn_s: float
+
+
+class Contestant(Protocol):
+    """Something that generates."""
+
+    def generate(self) -> int:
+        """Complete every prompt; return the tokens drawn."""
+        ...
+
+    def processor_s(self) -> float:
+        """Return the processor time taken so far."""
+        ...
+
+
+class _InThisProcess:
+    def processor_s(self) -> float:
+        return time.process_time()
+
+
+class Transformers(_InThisProcess):
+    """transformers' generate, every completion a row."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        dtype = getattr(torch, load.compute_dtype)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            load.model_dir, dtype=dtype, trust_remote_code=False
+        )
+        self._model = model.to(load.device)
+        ends = self._model.generation_config.eos_token_id
+        self._end_ids = torch.tensor([] if ends is None else ends, device=load.device)
+        self._ids = torch.tensor(
+            np.repeat(load.prompts(), load.completions, axis=0), device=load.device
+        ).long()
+
+    def generate(self) -> int:
+        drawn = self._model.generate(
+            self._ids,
+            attention_mask=torch.ones_like(self._ids),
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=self._load.new_tokens,
+            pad_token_id=0,
+        )[:, self._ids.shape[1] :]
+        ended = torch.isin(drawn, self._end_ids).int()
+        # The end token counts; what follows it is padding.
+        return int((ended.cumsum(dim=-1) - ended == 0).sum())
+
+
+class BareVllm(_InThisProcess):
+    """vLLM's generate, in process."""
+
+    def __init__(self, load: Load) -> None:
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        self._vllm: Any = importlib.import_module("vllm")
+        self._load = load
+        self._engine = self._vllm.LLM(
+            model=str(load.model_dir),
+            dtype=load.compute_dtype,
+            max_model_len=load.prompt_tokens + load.new_tokens,
+            max_num_seqs=load.groups * load.completions,
+            **({"enforce_eager": True, "kv_cache_memory_bytes": 1 << 30} if load.device == "cpu" else {}),
+            gpu_memory_utilization=load.memory_share,
+        )
+
+    def generate(self) -> int:
+        sampling = self._vllm.SamplingParams(
+            n=self._load.completions,
+            temperature=1.0,
+            max_tokens=self._load.new_tokens,
+            logprobs=0,
+            detokenize=False,
+        )
+        prompts = [{"prompt_token_ids": prompt.tolist()} for prompt in self._load.prompts()]
+        outputs = self._engine.generate(prompts, sampling, use_tqdm=False)
+        return sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
+
+
+class Ours:
+    """An engine of the sampler, each step a task of its thread, as a sampler drives it."""
+
+    def __init__(self, load: Load, engine: str, thread: ThreadPoolExecutor) -> None:
+        self._load = load
+        self._thread = thread
+        self._has_spare = engine == "torch"
+        settings = SamplerConfig.model_validate(
+            {
+                "model_dir": load.model_dir,
+                "engine": engine.removesuffix(_OWN),
+                "engine_process": "own" if engine.endswith(_OWN) else "inside",
+                "device": load.device,
+                "compute_dtype": load.compute_dtype,
+                "apply": "spare" if self._has_spare else "in_place",
+                "threads": load.threads,
+                "seed": 0,
+                "engine_options": {"kv_cache": load.kv_cache}
+                | ({} if self._has_spare else {"memory_share": load.memory_share}),
+            }
+        )
+        self._engine = self._call(lambda: load_configured_engine(settings))
+        self._version = 0
+
+    def generate(self) -> int:
+        for number in range(self._load.groups):
+            self._add(number)
+        finished: list[GenerationRequest] = []
+        while len(finished) < self._load.groups:
+            finished += self._call(self._engine.step)
+        return sum(len(one.token_ids) for group in finished for one in group.completions)
+
+    def processor_s(self) -> float:
+        taken = time.process_time()
+        if isinstance(self._engine, ProcessEngine):
+            taken += cpu_seconds(self._engine.process_id)
+        return taken
+
+    def lost(self, *, versions: int, every_s: float) -> dict[str, float]:
+        """Measure what versions cost, against as many groups without them."""
+        through = self._stream(self._call(self._changing), versions=versions, every_s=every_s, groups=0)
+        alone = self._stream(lambda: None, versions=0, every_s=every_s, groups=through.groups)
+        lost_s = through.round.seconds - through.round.tokens / alone.round.tokens_per_s
+        lost_core_s = through.round.core_seconds - through.round.tokens / alone.round.tokens_per_core_s
+        between_s = versions * every_s
+        return {
+            "lost_share": round(lost_s / between_s, 4),
+            "lost_core_share": round(lost_core_s / between_s / self._load.threads, 4),
+            "swap_s": round(through.change_s / versions, 4),
+            "longest_turn_s": round(through.longest_turn_s, 4),
+            "longest_alone_s": round(alone.longest_turn_s, 4),
+        }
+
+    def _stream(self, change: Callable[[], None], *, versions: int, every_s: float, groups: int) -> Stream:
+        """Keep every row busy until ``versions`` were taken and ``groups`` added; then finish these."""
+        for number in range(self._load.groups):
+            self._add(number)
+        added = running = self._load.groups
+        made, tokens, change_s, longest_turn_s = 0, 0, 0.0, 0.0
+        began, processor = time.perf_counter(), self.processor_s()
+        while running:
+            turn_began = time.perf_counter()
+            if made < versions and turn_began >= began + (made + 1) * every_s:
+                self._call(change)
+                made += 1
+                change_s += time.perf_counter() - turn_began
+            for finished in self._call(self._engine.step):
+                tokens += sum(len(completion.token_ids) for completion in finished.completions)
+                running -= 1
+                if made < versions or added < groups:
+                    self._add(int(finished.request_id))
+                    added, running = added + 1, running + 1
+            longest_turn_s = max(longest_turn_s, time.perf_counter() - turn_began)
+        taken = Round(tokens, time.perf_counter() - began, self.processor_s() - processor)
+        return Stream(taken, added, change_s, longest_turn_s)
+
+    def _changing(self) -> Callable[[], None]:
+        """Return what puts the words that are there in place once more, as those of another version."""
+        weights, layout = self._engine.weights, self._engine.layout
+        words = ArrayWords(np.concatenate([weights.live.read(frame) for frame in layout.frames]))
+        spares = weights.spares if self._has_spare else None
+        spare = spares and spares.new_spare()
+        if spare:
+            copy_words(words, spare, layout=layout)
+
+        def change() -> None:
+            nonlocal spare
+            if spares and spare:
+                spare = spares.swap(spare)
+            else:
+                copy_words(words, weights.live, layout=layout)
+                weights.settle()
+            self._version += 1
+            self._engine.serve(self._version)
+
+        return change
+
+    def _add(self, number: int) -> None:
+        load = self._load
+        request = GenerationRequest(str(number), load.prompts()[number], load.completions, load.sampling)
+        self._call(lambda: self._engine.add(request))
+
+    def _call(self, call: Callable[[], T]) -> T:
+        return self._thread.submit(call).result()

@@ -1,0 +1,1 @@
+"""Bytes and speed of weight deltas, ours and what others send; see ``bench.weights.__main__``."""
