@@ -33,7 +33,7 @@ from deploy.runs.records import StepTail
 from deploy.runs.run_directory import COORDINATOR
 from node.commands.status.status_command import fetch_status
 from node.errors import RefusedError
-from node.rpc.channel import ConnectionLost
+from node.rpc.call_ends import ConnectionLost
 
 PROMISED: Final = 0.8
 GROWTH: Final = 1.3

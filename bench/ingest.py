@@ -30,23 +30,23 @@ import grpc
 import grpc.aio
 import numpy as np
 
+from bench.role_on_wire import role_to_wire
 from bench.shared.measured_process import MeasuredProcess, started
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc, rollout_pb2, rollout_pb2_grpc
-from node.clients.rollout_client import SamplerRolloutClient
-from node.clients.submission_stream import SubmissionStream
+from node.clients.rollouts.rollout_client import SamplerRolloutClient
+from node.clients.rollouts.submission_stream import SubmissionStream
 from node.enrolment.authority import LEAF_LIFETIME_S, Authority
 from node.enrolment.init_run import init_run, issue_identity
 from node.identity.identity_store import Identity, load_identity
 from node.identity.peer import Peer
 from node.process.memory import keep_freed_memory
 from node.rpc.channel import Purpose, dial
+from node.values.groups.rollout import Completion, EncodedGroup, Finish, PromptLease, RolloutGroup
+from node.values.groups.verdict import Verdict
 from node.values.limits import ROLLOUT_MESSAGE_BYTES
 from node.values.policy import PolicyVersion
 from node.values.protocol import OURS
-from node.values.rollout import Completion, EncodedGroup, Finish, PromptLease, RolloutGroup
 from node.values.run import Role
-from node.values.verdict import Verdict
-from node.wire.mapping import role_to_wire
 from node.wire.rollouts import group_to_wire, submission_to_wire
 from sampler.rollouts.group_submitter import SUBMISSIONS_IN_FLIGHT
 

@@ -28,7 +28,7 @@ from bench.kill_lab.stage import Stage
 from bench.kill_lab.witness import Witness
 from deploy.runs.processes import Children
 from node.kinds.registry import CAUSAL_LM
-from node.values.built_in_tasks import KINDS
+from node.tasks.built_in_tasks import KINDS
 
 
 async def run(plan: Plan, root: Path) -> command.Summary:

@@ -39,8 +39,8 @@ from learner.step_settings import StepSettings
 from node.kinds.noise_mask.classifier import IMAGES_AT_ONCE, error, fine_tune
 from node.kinds.noise_mask.engine import NoiseMaskEngine
 from node.kinds.noise_mask.network import NoiseMaskClassifier, NoiseMaskConfig, make_directory, read_prompts
-from node.values.rollout import RolloutGroup
-from node.values.sampling_parameters import SamplingParameters
+from node.values.groups.rollout import RolloutGroup
+from node.values.groups.sampling_parameters import SamplingParameters
 from sampler.config import SamplerConfig
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.words.model_words import ArrayWords, copy_words

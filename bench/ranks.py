@@ -54,7 +54,7 @@ from learner.sizing.model_shape import ModelShape
 from learner.sizing.rank_costs import RankLayout, rank_memory
 from learner.step.train_step import train_step
 from learner.step_settings import StepSettings
-from node.values.rollout import RolloutGroup
+from node.values.groups.rollout import RolloutGroup
 
 SHAPES: Final[Mapping[str, Shape]] = {
     "large": Shape("32 768, width 512, 8 layers", 32_768, 512, 8, 4, 8, 8, 56, rounds=7),

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bench.held_policy import HeldPolicy, check_size
 from node.errors import Reason, RefusedError
 from node.weights.assembly.apply import make_frame, may_be_held
 from node.weights.assembly.encode import code_frames, join
-from node.weights.assembly.held import HeldPolicy, check_size
 from node.weights.format.digests import Words, words_digest
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import Codec, Manifest

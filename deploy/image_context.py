@@ -107,8 +107,8 @@ for module in pkgutil.walk_packages(node.__path__, "node."):
     is_of_a_kind = module.name.startswith("node.kinds.") and module.name.count(".") > 2
     if module.name != "node.__main__" and not is_of_a_kind:
         importlib.import_module(module.name)
-from node.values.built_in_tasks import BUILT_IN
-from node.values.task_options import options_model
+from node.tasks.built_in_tasks import BUILT_IN
+from node.tasks.task_options import options_model
 for task in BUILT_IN:
     options_model(task)
 assert unit_files("relay", program=pathlib.Path("/opt"), device="cpu")[UNIT]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from node.errors import StartupError
-from node.values.built_in_tasks import BUILT_IN
+from node.tasks.built_in_tasks import BUILT_IN
 from sampler.graders.code.sandbox import find_sandbox
 from sampler.tasks.processes.grader_pool import GraderPool, Prompt
 from sampler.tasks.processes.grader_process import Grader

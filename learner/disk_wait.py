@@ -14,8 +14,8 @@ from contextlib import ExitStack
 from typing import Final, TypeVar
 
 from node.errors import Reason, RefusedError
-from node.rpc.channel import Backoff
 from node.system import durable
+from node.system.backoff import Backoff
 from node.system.clock import Clock
 from node.telemetry.metrics import NodeMetrics
 

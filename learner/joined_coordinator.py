@@ -8,12 +8,12 @@ from learner.config import LearnerConfig
 from learner.operator_orders import recent_changes
 from learner.restored_learner import RestoredLearner
 from learner.training.evidence import Evidence
-from node.clients.heartbeats import Notices, PeerReports
-from node.clients.join_call import Member
-from node.clients.membership_client import MembershipClient, Uplink
+from node.clients.membership.heartbeats import Notices, PeerReports
+from node.clients.membership.join_call import Member
+from node.clients.membership.membership_client import MembershipClient, Uplink
 from node.enrolment.move_notice import MovedCoordinator
 from node.process.role_context import RoleContext
-from node.rpc.channel import Backoff
+from node.system.backoff import Backoff
 from node.system.clock import Clock
 from node.text.text_rules import TextRules
 from node.text.tokenizer import chat_template_digest, tokenizer_digest

@@ -35,16 +35,17 @@ from learner.restored_learner import RestoredLearner, restore, show_restart
 from learner.step_log import StepLine
 from learner.training.evidence import Evidence
 from learner.training.training_loop import TrainingLoop
-from node.clients.membership_client import MembershipClient
-from node.clients.rollout_drain import RolloutDrain
+from node.clients.membership.membership_client import MembershipClient
+from node.clients.rollouts.rollout_drain import RolloutDrain
 from node.enrolment.move_notice import MovedCoordinator
 from node.errors import StartupError
 from node.identity.peer import Peer
 from node.process.role_context import RoleContext
 from node.process.service import Service, StopsAfter
-from node.rpc.channel import Backoff, Purpose, dial
+from node.rpc.channel import Purpose, dial
 from node.rpc.hub import Hub
-from node.values.rollout import RolloutGroup
+from node.system.backoff import Backoff
+from node.values.groups.rollout import RolloutGroup
 from node.values.run import Role
 from node.weights.assembly.stored import StoredVersions
 from node.weights.transfer.artifact_uploader import ArtifactUploader

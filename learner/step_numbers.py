@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from node.values.rollout import Finish, RolloutGroup, mean_metrics
+from node.values.groups.rollout import Finish, RolloutGroup, mean_metrics
 
 
 def _gauge(help_text: str, *, name: str = "") -> Any:

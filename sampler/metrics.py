@@ -8,8 +8,8 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 
 from node.telemetry.metric_factory import MetricFactory
-from node.values.failure import FAULTS, Failure
-from node.values.reward_finding import RewardCheck
+from node.values.groups.failure import FAULTS, Failure
+from node.values.groups.reward_finding import RewardCheck
 
 _GROUP_BUCKETS_S: Final = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 _TURN_BUCKETS: Final = (1, 2, 3, 5, 8, 16, 32, 64, 128)

@@ -29,8 +29,8 @@ import enum
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from node.values.groups.rollout import LeaseGrant
 from node.values.policy import PolicyVersion
-from node.values.rollout import LeaseGrant
 
 LONGEST_STOP_S: Final = 30.0
 """Longest stay without a prompt to generate: the hub is away, or has none for this sampler in that time."""

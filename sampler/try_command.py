@@ -33,7 +33,7 @@ from node.coordinator.work.slots.prompt_order import prompt_of_slot
 from node.exit_code import ExitCode
 from node.telemetry import printed_lines
 from node.text.visible_text import quoted, visible
-from node.values.rollout import PromptLease
+from node.values.groups.rollout import PromptLease
 from node.values.run import Role
 from sampler.config import SamplerConfig
 from sampler.metrics import SamplerMetrics

@@ -4,17 +4,18 @@ import asyncio
 import os
 import random
 
-from node.clients.heartbeats import Notices, PeerReports
-from node.clients.join_call import Member
-from node.clients.membership_client import MembershipClient, Uplink
-from node.clients.reward_checks import RewardCheckClient
+from node.clients.membership.heartbeats import Notices, PeerReports
+from node.clients.membership.join_call import Member
+from node.clients.membership.membership_client import MembershipClient, Uplink
+from node.clients.rollouts.check_stream import RewardCheckClient
 from node.enrolment.move_notice import MovedCoordinator
 from node.errors import StartupError
 from node.identity.peer import Peer
 from node.process.role_context import RoleContext
 from node.process.service import Service, StopsAfter
-from node.rpc.channel import Backoff, Purpose, dial
+from node.rpc.channel import Purpose, dial
 from node.rpc.hub import Hub
+from node.system.backoff import Backoff
 from node.text.text_rules import TextRules
 from node.text.tokenizer import chat_template_digest
 from node.values.run import Role

@@ -14,12 +14,13 @@ import grpc.aio
 from bench.attack_lab.enemy import CALL_TIMEOUT_S, Enemy, Foe
 from bench.attack_lab.task import CoinTask
 from heterorl.v1 import membership_pb2, rollout_pb2
-from node.clients.rollout_client import SamplerRolloutClient
+from node.clients.rollouts.rollout_client import SamplerRolloutClient
 from node.coordinator.work.slots.slot import slot_and_attempt
 from node.errors import RefusedError
 from node.rpc.address import join_address
-from node.rpc.channel import ConnectionLost, dial_as_stranger
-from node.values.rollout import EncodedGroup, LeasePurpose
+from node.rpc.call_ends import ConnectionLost
+from node.rpc.channel import dial_as_stranger
+from node.values.groups.rollout import EncodedGroup, LeasePurpose
 from node.values.run import Role
 from node.wire.rollouts import group_to_wire
 

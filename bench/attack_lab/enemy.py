@@ -17,18 +17,20 @@ from tokenizers import Tokenizer
 
 from bench.attack_lab.stage import GROUP_SIZE, TASK, Stage
 from bench.attack_lab.task import CoinTask
+from bench.role_on_wire import role_to_wire
 from heterorl.v1 import membership_pb2, membership_pb2_grpc, rollout_pb2, rollout_pb2_grpc
-from node.clients.submission_stream import SubmissionStream
+from node.clients.rollouts.submission_stream import SubmissionStream
 from node.enrolment.authority import LEAF_LIFETIME_S
 from node.enrolment.init_run import issue_identity
 from node.errors import RefusedError
 from node.identity.identity_store import Identity
 from node.identity.peer import Peer
-from node.rpc.channel import ConnectionLost, Purpose, dial
+from node.rpc.call_ends import ConnectionLost
+from node.rpc.channel import Purpose, dial
+from node.values.groups.rollout import Completion, Finish, LeaseGrant, PromptLease, RolloutGroup
 from node.values.protocol import OURS
-from node.values.rollout import Completion, Finish, LeaseGrant, PromptLease, RolloutGroup
 from node.values.run import Role
-from node.wire.mapping import from_wire, role_to_wire
+from node.wire.mapping import from_wire
 
 CALL_TIMEOUT_S: Final = 15.0
 

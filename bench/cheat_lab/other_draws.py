@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from node.values.rollout import Completion, Finish
+from node.values.groups.rollout import Completion, Finish
 
 Completions = tuple[Completion, ...]
 Draw = Callable[[NDArray[np.int32], Completions], Completions]

@@ -23,7 +23,7 @@ from deploy.runs.records import StepTail, read_ledger
 from deploy.runs.run_directory import COORDINATOR, LEARNER, role_of
 from node.commands.status.status_command import fetch_status
 from node.errors import RefusedError
-from node.rpc.channel import ConnectionLost
+from node.rpc.call_ends import ConnectionLost
 
 INSTANT_TIMEOUT_S: Final = 8.0
 """A moment that does not come by then was not to come; the kill takes place all the same."""

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from node.kinds.registry import CAUSAL_LM
-from node.values.built_in_tasks import KINDS
+from node.tasks.built_in_tasks import KINDS
 
 _PAD, _END = "<pad>", "<end>"
 _WIDTH = 64

@@ -32,7 +32,7 @@ from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.coordinator.work.terms.model_check import Learner
 from node.errors import RefusedError
 from node.exit_code import ExitCode
-from node.rpc.channel import ConnectionLost
+from node.rpc.call_ends import ConnectionLost
 from node.values.run import RunStatus
 
 ANSWERS_S: Final = 120.0

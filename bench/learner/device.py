@@ -44,7 +44,7 @@ from learner.config import LearnerConfig
 from learner.model.model import load_policy
 from learner.step.train_step import train_step
 from learner.step_settings import StepSettings
-from node.values.rollout import Completion, RolloutGroup
+from node.values.groups.rollout import Completion, RolloutGroup
 
 OBJECTIVES: Final = ("grpo", LearnerConfig.model_fields["objective"].default)
 

@@ -25,8 +25,8 @@ from learner.config import LearnerConfig
 from learner.model.model import Policy
 from learner.step.train_step import train_step
 from learner.step_settings import StepSettings
-from node.values.rollout import Completion, Finish, RolloutGroup
-from node.values.sampling_parameters import SamplingParameters
+from node.values.groups.rollout import Completion, Finish, RolloutGroup
+from node.values.groups.sampling_parameters import SamplingParameters
 
 LEARNING_RATE: Final = 1e-6
 """Small: every step then is like the first, however many are timed."""

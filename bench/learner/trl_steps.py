@@ -30,7 +30,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from bench.learner.steps import CLIP_NORM, Shape, make_model, make_optimizer, padded_ids
 from learner.objective.formulas.advantage import standardised_advantage
-from node.values.rollout import RolloutGroup
+from node.values.groups.rollout import RolloutGroup
 
 
 class _Trainer(GRPOTrainer):

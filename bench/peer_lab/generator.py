@@ -27,8 +27,9 @@ import uvloop
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from bench.peer_lab import http2
+from bench.role_on_wire import role_to_wire
 from heterorl.v1 import common_pb2, membership_pb2
-from node.clients.heartbeats import FIGURES_EVERY_S
+from node.clients.membership.heartbeats import FIGURES_EVERY_S
 from node.enrolment.authority import LEAF_LIFETIME_S, Authority
 from node.enrolment.init_run import AUTHORITY_DIRECTORY
 from node.identity.certificates import key_to_pem, new_key
@@ -37,7 +38,6 @@ from node.rpc.address import split_address
 from node.system import descriptors
 from node.values.protocol import OURS
 from node.values.run import Role
-from node.wire.mapping import role_to_wire
 
 SERVICE: Final = "/heterorl.v1.MembershipService/"
 _OPENING: Final = 64

@@ -38,8 +38,8 @@ from node.system.clock import SystemClock
 from node.telemetry.logging import configure_logging
 from node.telemetry.metrics import NodeMetrics
 from node.telemetry.transfer_metrics import TransferMetrics
+from node.values.groups.rollout import LeaseGrant
 from node.values.policy import ArtifactKey, PolicyVersion
-from node.values.rollout import LeaseGrant
 from node.values.run import Role
 from node.weights.format.digests import Words
 from node.weights.format.manifest import Manifest

@@ -12,10 +12,10 @@ from typing import Final
 
 import numpy as np
 
+from bench.held_policy import HeldPolicy
 from bench.whole_versions import encode_version
 from node.identity.signatures import SigningKey
 from node.values.policy import NO_BASE
-from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.format.manifest import sign

@@ -41,6 +41,7 @@ from unittest import mock
 import numpy as np
 import xxhash
 
+from bench.held_policy import HeldPolicy
 from bench.shared.measure import CORES, T, best, peak
 from bench.weights.formats import RIVALS, Format, Tensor, bound_bytes
 from bench.weights.pairs import Pair, PairError, drawn_pair, load_pair, trained_pairs
@@ -48,7 +49,6 @@ from bench.whole_versions import EncodedVersion, WholeVersion, encode_version
 from node.errors import RefusedError
 from node.identity.signatures import SigningKey
 from node.process.memory import give_back
-from node.weights.assembly.held import HeldPolicy
 from node.weights.codec import native
 from node.weights.codec.exponent_conditioned import choice, reference
 from node.weights.codec.exponent_conditioned.choice import Implementation

@@ -12,7 +12,7 @@ from node.config.settings import load
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.data.row_sources import open_rows
 from node.values.evaluation import Evaluation
-from node.values.sampling_parameters import SamplingParameters
+from node.values.groups.sampling_parameters import SamplingParameters
 from sampler.config import SamplerConfig
 from sampler.rollouts.task_setup import task_setup
 from sampler.tasks.task import Row, load_task

@@ -14,7 +14,7 @@ from deploy.runs.records import Step, StepTail
 from node.commands.status.status_command import fetch_status
 from node.errors import RefusedError
 from node.identity.identity_store import Identity
-from node.rpc.channel import ConnectionLost
+from node.rpc.call_ends import ConnectionLost
 from node.values.run import RunStatus
 
 SCRAPE_TIMEOUT_S: Final = 2.0

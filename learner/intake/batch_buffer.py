@@ -14,8 +14,8 @@ one views of its bytes: held groups take the memory that they were sent in.
 from collections.abc import Container, Mapping
 
 from learner.intake.group_verdict import stale, trained_before
-from node.values.rollout import EncodedGroup, RolloutGroup, other_options
-from node.values.verdict import GroupVerdict, Verdict
+from node.values.groups.rollout import EncodedGroup, RolloutGroup, other_options
+from node.values.groups.verdict import GroupVerdict, Verdict
 
 
 class BatchBuffer:

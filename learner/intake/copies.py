@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from node.values.rollout import Completion, RolloutGroup
+from node.values.groups.rollout import Completion, RolloutGroup
 
 LEAST_NATS: Final = 48.0
 """e^-48 is 1.4e-21: 65 536 remembered completions and a thousand million new ones meet with 1e-7."""

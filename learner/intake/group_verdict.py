@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from learner.objective.formulas.truncation import least_kept_mass, untruncated_logprob
 from node.errors import RefusedError
-from node.values.rollout import Completion, RolloutGroup
-from node.values.verdict import GroupVerdict, Verdict
-from node.values.well_formed import check_group
+from node.values.groups.rollout import Completion, RolloutGroup
+from node.values.groups.verdict import GroupVerdict, Verdict
+from node.values.groups.well_formed import check_group
 
 LEAST_LOGPROB: Final = -30.0
 """No sampler draws a token at e^-30: of a vocabulary of 150 000 the tail below holds 1.5e-8. A group full of

@@ -17,7 +17,7 @@ import blake3
 from pydantic import TypeAdapter
 
 from learner.journal.progress import Entry, NewsEntry, StepEntry
-from node.values.rollout import EncodedGroup
+from node.values.groups.rollout import EncodedGroup
 
 DIGEST_BYTES: Final = 16
 NO_DIGEST: Final = b"\0" * DIGEST_BYTES

@@ -14,7 +14,7 @@ from learner.journal.progress import Entry, NewsEntry, Progress
 from learner.journal.step_journal import StepJournal
 from learner.model.rank_exchanges import Ranks
 from node.values.evaluation import EvaluationNotice
-from node.values.rollout import EncodedGroup
+from node.values.groups.rollout import EncodedGroup
 
 
 class History:

@@ -22,8 +22,8 @@ from learner.journal.progress import Entry, Progress
 from learner.journal.restart import JournalPlace, JournalRecord, RestartPlan, first_needed, plan_restart
 from node.errors import Reason, RefusedError, StartupError
 from node.system import durable
+from node.values.groups.rollout import EncodedGroup
 from node.values.policy import PolicyVersion
-from node.values.rollout import EncodedGroup
 
 FILE: Final = "journal.sqlite"
 """In a learner's state directory."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from learner.intake.group_verdict import full_logprobs
 from learner.objective.batch import ObjectiveBatch
-from node.values.rollout import RolloutGroup
+from node.values.groups.rollout import RolloutGroup
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from learner.model.micro_batches import MicroBatch, row_lengths
 from learner.model.token_logprob import VocabularySlice, token_logprob
-from node.values.rollout import RolloutGroup
+from node.values.groups.rollout import RolloutGroup
 
 UNBOUNDED: Final = 1 << 30
 """Context of a model that does not bound it (convolutions, recurrences)."""

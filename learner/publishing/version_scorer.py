@@ -26,7 +26,7 @@ from learner.model.model import Policy
 from learner.objective.formulas.divergence import kl_behaviour_learner
 from learner.operator_orders import VersionGoneError
 from learner.step.step_inputs import versions_of_tokens
-from node.values.rollout import RolloutGroup
+from node.values.groups.rollout import RolloutGroup
 
 logger = logging.getLogger(__name__)
 

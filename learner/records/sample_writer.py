@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from learner.objective.formulas.advantage import standardised_advantage
 from learner.step_log import StepLine
 from node.page.samples_file import CompletionSample, GroupSample, SamplesFile
-from node.values.rollout import Completion, RolloutGroup
+from node.values.groups.rollout import Completion, RolloutGroup
 
 MOST_COMPLETIONS: Final = 16
 """Completions written of a group; of a larger one, the best and the worst half of this many."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from learner.step_log import StepLine
-from node.values.rollout import RolloutGroup
+from node.values.groups.rollout import RolloutGroup
 
 
 class TensorBoardWriter:

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from learner.metrics import LearnerMetrics
 from learner.step_log import StepLine
-from node.values.rollout import RolloutGroup
+from node.values.groups.rollout import RolloutGroup
 
 logger = logging.getLogger(__name__)
 

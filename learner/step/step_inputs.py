@@ -16,7 +16,7 @@ from learner.objective.entropy_switch import EntropySwitch
 from learner.objective.menu import MENU
 from learner.step_settings import StepSettings
 from node.errors import StartupError
-from node.values.rollout import EncodedGroup, RolloutGroup
+from node.values.groups.rollout import EncodedGroup, RolloutGroup
 from node.wire.rollouts import group_from_wire, source_of
 
 

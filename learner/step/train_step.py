@@ -21,7 +21,7 @@ from learner.step.optimizer import rate_share
 from learner.step.step_loss import LossOutcome, StepLoss, add_gradient, group_discount, logprobs_of
 from learner.step_numbers import BatchFigures, StepNumbers
 from learner.step_settings import StepSettings
-from node.values.rollout import RolloutGroup
+from node.values.groups.rollout import RolloutGroup
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from typing import Final, Protocol
 
-from node.clients.rollout_drain import RolloutDrain
+from node.clients.rollouts.rollout_drain import RolloutDrain
 from node.telemetry.metrics import NodeMetrics
 from node.values.evaluation import EvaluationNotice
 from node.values.run import RunSettings

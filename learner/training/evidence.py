@@ -24,7 +24,7 @@ from learner.step_log import RollbackLine, StepLine
 from learner.training.training_state import StepTaken
 from learner.training.work_thread import WorkThread
 from node.system.clock import Clock
-from node.values.rollout import RolloutGroup
+from node.values.groups.rollout import RolloutGroup
 from node.values.run import StepReport, Teaching
 
 RECORDED_BATCHES: Final = 64

@@ -20,12 +20,12 @@ from learner.training.coordinator import Coordinator
 from learner.training.evidence import Evidence
 from learner.training.training_state import TrainingState
 from learner.training.work_thread import WorkThread
-from node.clients.rollout_drain import RolloutDrain
+from node.clients.rollouts.rollout_drain import RolloutDrain
 from node.errors import RefusedError, StartupError
 from node.telemetry.lag import believed_lag_s
-from node.values.rollout import EncodedGroup, RolloutGroup
+from node.values.groups.rollout import EncodedGroup, RolloutGroup
+from node.values.groups.verdict import GroupVerdict, Verdict
 from node.values.run import RunSettings
-from node.values.verdict import GroupVerdict, Verdict
 from node.wire.rollouts import group_from_wire
 
 logger = logging.getLogger(__name__)

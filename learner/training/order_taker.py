@@ -29,7 +29,7 @@ from learner.step_log import StepLog
 from learner.training.checkpoint_writer import CheckpointWriter
 from learner.training.training_state import TrainingState
 from learner.training.work_thread import WorkThread
-from node.clients.rollout_drain import RolloutDrain
+from node.clients.rollouts.rollout_drain import RolloutDrain
 from node.errors import StartupError
 from node.values.operator_order import Order, OrderAnswer
 

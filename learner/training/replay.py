@@ -24,8 +24,8 @@ from learner.step.trainer import Trainer
 from learner.step_settings import StepSettings
 from learner.training.random_state import RandomState
 from node.errors import StartupError
+from node.values.groups.rollout import EncodedGroup
 from node.values.policy import PolicyVersion
-from node.values.rollout import EncodedGroup
 from node.wire.rollouts import group_from_wire
 
 _OF_PROCESS: Final = ("device", "compute_dtype", "rematerialise", "threads")

@@ -21,9 +21,9 @@ from learner.training.evidence import Evidence
 from learner.training.group_intake import GroupIntake
 from learner.training.training_state import StepTaken, TrainingError, TrainingState
 from learner.training.work_thread import WorkThread
-from node.clients.rollout_drain import RolloutDrain
-from node.values.rollout import RolloutGroup
-from node.values.verdict import GroupVerdict, Verdict
+from node.clients.rollouts.rollout_drain import RolloutDrain
+from node.values.groups.rollout import RolloutGroup
+from node.values.groups.verdict import GroupVerdict, Verdict
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from learner.training.order_taker import OrderTaker, VersionStager
 from learner.training.step_taker import OnStep, StepTaker
 from learner.training.training_state import TrainingState
 from learner.training.work_thread import WorkThread
-from node.clients.rollout_drain import RolloutDrain
+from node.clients.rollouts.rollout_drain import RolloutDrain
 from node.system.waits import drop, run_until
 
 logger = logging.getLogger(__name__)

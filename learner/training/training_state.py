@@ -36,8 +36,8 @@ from learner.training.replay import replay, settings_of
 from node.errors import HeteroRLError
 from node.system.clock import Clock
 from node.values.evaluation import EvaluationNotice
+from node.values.groups.rollout import EncodedGroup, RolloutGroup
 from node.values.policy import PolicyVersion
-from node.values.rollout import EncodedGroup, RolloutGroup
 from node.values.run import StepRecord
 from node.wire.rollouts import source_of
 

@@ -213,7 +213,7 @@ class _RunningCoordinator:
 @contextmanager
 def _desk(state: Path, arguments: argparse.Namespace) -> Iterator[_Desk]:
     """Yield whoever takes orders: the coordinator that runs, or its ledger."""
-    from node.coordinator.order_desk import SOCKET_NAME
+    from node.coordinator.operators.order_desk import SOCKET_NAME
     from node.rpc.local_socket import local_channel
 
     with local_channel(state / SOCKET_NAME) as channel:
@@ -221,7 +221,7 @@ def _desk(state: Path, arguments: argparse.Namespace) -> Iterator[_Desk]:
         if running is not None and running.is_there:
             yield running
             return
-    from node.coordinator.offline_orders import offline_desk
+    from node.coordinator.operators.offline_orders import offline_desk
 
     run = RunDescription.load(arguments.state_dir / RUN_FILE)
     with offline_desk(state, run_id=run.run_id, database=arguments.database) as desk:

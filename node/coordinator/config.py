@@ -13,18 +13,18 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationInfo, fi
 from node.checks.check import Check, Finding, Grade, Needs, Surroundings
 from node.checks.installed import model_check, packages_check
 from node.config.settings import Address, BucketUrl, bucket_packages
+from node.coordinator.data.data_check import DataUse, data_check
 from node.coordinator.data.data_config import DataConfig
-from node.coordinator.data_check import DataUse, data_check
 from node.coordinator.evaluation_config import EvaluationConfig, copied
 from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.terms.run_terms import NO_EVALUATION, EvaluationSettings, RunTerms, Work
 from node.errors import ConfigError
 from node.system.extras import NeededPackage
+from node.tasks.built_in_tasks import BUILT_IN
+from node.tasks.task_options import TaskOptions, checked_options, options_json, options_model
 from node.values import limits
-from node.values.built_in_tasks import BUILT_IN
-from node.values.sampling_parameters import SamplingParameters
-from node.values.task_options import TaskOptions, checked_options, options_json, options_model
+from node.values.groups.sampling_parameters import SamplingParameters
 
 Value = TypeVar("Value")
 
@@ -47,7 +47,7 @@ class CoordinatorConfig(BaseModel):
     """The data set; see ``[coordinator.data]``. Unset: the task has its own prompts."""
     task_options: dict[str, JsonValue] = Field(default_factory=dict, validate_default=True)
     """The task's options, sent to every sampler. Those of the built-in tasks are in
-    node/values/task_options.py; a custom task gets them as keyword arguments. After a change and a restart of
+    node/tasks/task_options.py; a custom task gets them as keyword arguments. After a change and a restart of
     the coordinator samplers load the task again, and groups graded before are not trained on."""
     grader_digest: str = Field(default="", pattern=r"^([0-9a-f]{32})?$")
     """Digest of the grader code that groups must be graded by, as `heterorl-node status --json` and `try`

@@ -15,28 +15,28 @@ from heterorl.v1 import (
     rollout_pb2_grpc,
 )
 from node.coordinator.config import CoordinatorConfig
-from node.coordinator.coordinator_service import CoordinatorService
 from node.coordinator.data.rows import Rows
-from node.coordinator.door import Door
-from node.coordinator.learner_stream import LearnerStreams
 from node.coordinator.ledger.backup_record import FILE_NAME as BACKUPS_FILE
 from node.coordinator.ledger.backup_record import BackupRecord
 from node.coordinator.ledger.ledger_file import FILE_NAME as LEDGER_FILE
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.ledger.ledger_rows import LedgerEngine
-from node.coordinator.membership_servicer import MembershipServicer
+from node.coordinator.lifecycle.coordinator_service import CoordinatorService
+from node.coordinator.lifecycle.open_run import open_run
 from node.coordinator.metrics import CoordinatorMetrics
-from node.coordinator.model_servicer import ModelServicer
-from node.coordinator.open_run import open_run
-from node.coordinator.order_desk import LeaderDesk, order_server
-from node.coordinator.outcomes import Outcomes
-from node.coordinator.peer_table import PeerTable
-from node.coordinator.peers import Peers
-from node.coordinator.reward_checking import RewardChecking
-from node.coordinator.rollout_servicer import RolloutServicer
-from node.coordinator.run_ledger import RunLedger
+from node.coordinator.operators.order_desk import LeaderDesk, order_server
+from node.coordinator.peers.peer_table import PeerTable
+from node.coordinator.peers.peers import Peers
+from node.coordinator.requests.door import Door
+from node.coordinator.requests.membership_servicer import MembershipServicer
+from node.coordinator.requests.model_servicer import ModelServicer
+from node.coordinator.requests.rollout_servicer import RolloutServicer
+from node.coordinator.requests.submission_door import SubmissionDoor
 from node.coordinator.run_status import LiveStatus, RunReport
-from node.coordinator.submission_door import SubmissionDoor
+from node.coordinator.streams.learner_stream import LearnerStreams
+from node.coordinator.streams.reward_checking import RewardChecking
+from node.coordinator.transactions.outcomes import Outcomes
+from node.coordinator.transactions.run_ledger import RunLedger
 from node.enrolment.authority import KEY_FILE
 from node.enrolment.enrolment_ledger import FILE_NAME as ENROLMENT_FILE
 from node.enrolment.enrolment_ledger import EnrolmentLedger, note_incomplete
@@ -61,8 +61,8 @@ from node.wire.mapping import to_wire
 from node.wire.rollouts import largest_group_bytes
 
 if TYPE_CHECKING:
-    from node.coordinator.candidate import Candidate
     from node.coordinator.ledger.shared_records import SharedRecords
+    from node.coordinator.lifecycle.takeover import Candidate
 
 logger = logging.getLogger(__name__)
 
@@ -89,8 +89,8 @@ async def _candidate(
     context: RoleContext, config: CoordinatorConfig, url: str, metrics: CoordinatorMetrics
 ) -> "Candidate":
     # An extra: imported only where it is used.
-    from node.coordinator.candidate import Candidate, address_for_people
     from node.coordinator.ledger.leadership import Leadership
+    from node.coordinator.lifecycle.takeover import Candidate, address_for_people
 
     async def lead(leadership: Leadership, on_lost: Callable[[DeposedError], None]) -> CoordinatorService:
         ledger = await asyncio.to_thread(leadership.open_ledger, on_lost=on_lost)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 from node.coordinator.work.terms.run_terms import NO_EVALUATION, EvaluationSettings
 from node.values import limits
 from node.values.evaluation import REWARD
-from node.values.sampling_parameters import SamplingParameters
+from node.values.groups.sampling_parameters import SamplingParameters
 
 Value = TypeVar("Value")
 

@@ -14,10 +14,10 @@ from node.coordinator.state_collectors import (
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.capacity import capacities
 from node.telemetry.metric_factory import MetricFactory
-from node.values.failure import FAULTS, Failure
-from node.values.reward_finding import RewardCheck
+from node.values.groups.failure import FAULTS, Failure
+from node.values.groups.reward_finding import RewardCheck
+from node.values.groups.verdict import Verdict
 from node.values.run import StepReport, Teaching
-from node.values.verdict import Verdict
 
 _STALENESS_BUCKETS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 _LAG_BUCKETS_S: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 150, 300, 600, 1800, 3600)

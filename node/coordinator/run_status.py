@@ -13,8 +13,8 @@ from typing import Final
 
 from node.coordinator.fleet.membership import PeerState
 from node.coordinator.fleet.wait_chain import Facts, WaitingSamplers, explained
-from node.coordinator.peer_table import PeerTable
-from node.coordinator.peers import Peers
+from node.coordinator.peers.peer_table import PeerTable
+from node.coordinator.peers.peers import Peers
 from node.coordinator.work.capacity import Capacity
 from node.coordinator.work.decisions.leasing import room
 from node.coordinator.work.orders.orders import DRAINED, Orders

@@ -31,7 +31,9 @@ from node.identity.identity_store import (
 from node.identity.peer import is_name
 from node.identity.run_description import RunDescription
 from node.rpc.address import ENROLMENT_PORT
-from node.rpc.channel import Backoff, ConnectionLost, call, dial_as_stranger
+from node.rpc.call_ends import ConnectionLost, call
+from node.rpc.channel import dial_as_stranger
+from node.system.backoff import Backoff
 from node.system.clock import moment
 from node.values.run import Role
 

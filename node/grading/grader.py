@@ -21,7 +21,7 @@ from node.grading.completion import CompletionText, Graded, Outage, Row
 from node.questions.answer_part import answer_part
 from node.questions.right_answer import answer_texts
 from node.system.extras import NeededPackage
-from node.values.task_options import QuestionOptions, TaskNeeds
+from node.tasks.task_options import QuestionOptions, TaskNeeds
 
 TIMED_NOISE: Final = 0.02
 """Share of groups in which a grader with time limits may differ the second time, on a busier machine."""

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_va
 from node.grading.grader import AnswerGrader
 from node.grading.registry import built_in, check_name, grader_class, installed
 from node.questions.question import question_of, tools_of
-from node.values.task_options import QuestionOptions, TaskNeeds, faults_of
+from node.tasks.task_options import QuestionOptions, TaskNeeds, faults_of
 
 DEFAULT_GRADER = "exact"
 

@@ -6,5 +6,5 @@
     scorer      the learner's half
 
 The halves stand on sampler and learner and are imported by name, where such a model is loaded; nothing else
-imports them. To add a kind, write its folder and name it in ``node.values.built_in_tasks.KINDS``.
+imports them. To add a kind, write its folder and name it in ``node.tasks.built_in_tasks.KINDS``.
 """

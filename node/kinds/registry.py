@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from node.errors import StartupError
 from node.kinds.kind import Kind
-from node.values.built_in_tasks import KINDS
+from node.tasks.built_in_tasks import KINDS
 
 CAUSAL_LM: Final = Kind(
     "causal_lm", has_architecture=lambda name: True, model_class="transformers:AutoModelForCausalLM"

@@ -16,8 +16,8 @@ from node.page.step_curves import StepCurves
 from node.system.clock import moment
 from node.text.wording import duration
 from node.values.evaluation import Evaluation, EvaluationStatus
+from node.values.groups.verdict import Verdict
 from node.values.run import PeerStatus, Role, RunStatus
-from node.values.verdict import Verdict
 
 _MEAN_OF: Final = 10
 """Steps of a running mean."""

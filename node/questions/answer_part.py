@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Final
 
 from node.questions.marked_text import boxes
-from node.values.task_options import PromptOptions
+from node.tasks.task_options import PromptOptions
 
 _OPEN, _CLOSE = "<answer>", "</answer>"
 

@@ -6,7 +6,7 @@ from typing import Any
 from node.questions.data_row import RowError, found_in
 from node.questions.json_values import has_whole_characters, kind_of_value, value_in_text, without_nulls
 from node.questions.messages import MessagesError, holds_messages, messages_in_text, messages_of
-from node.values.task_options import QuestionOptions
+from node.tasks.task_options import QuestionOptions
 
 Message = dict[str, Any]
 

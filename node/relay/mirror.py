@@ -17,7 +17,8 @@ from functools import partial
 
 from node.errors import CountRefusal, Reason, RefusedError
 from node.relay.mirror_state import MirrorState
-from node.rpc.channel import Backoff, ConnectionLost
+from node.rpc.call_ends import ConnectionLost
+from node.system.backoff import Backoff
 from node.system.waits import run_until, while_it_may
 from node.values.policy import Announcement, Artifact, ArtifactKey
 from node.weights.store.artifact_store import ArtifactStore

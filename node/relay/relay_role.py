@@ -15,9 +15,9 @@ from typing import Final
 import grpc.aio
 
 from heterorl.v1 import policy_pb2_grpc
-from node.clients.heartbeats import Notices, PeerReports
-from node.clients.join_call import Member
-from node.clients.membership_client import MembershipClient, Uplink
+from node.clients.membership.heartbeats import Notices, PeerReports
+from node.clients.membership.join_call import Member
+from node.clients.membership.membership_client import MembershipClient, Uplink
 from node.enrolment.move_notice import MovedCoordinator
 from node.errors import StartupError
 from node.identity.own_identity import OwnIdentity
@@ -29,10 +29,11 @@ from node.relay.config import RelayConfig
 from node.relay.metrics import RelayMetrics
 from node.relay.mirror import Mirror
 from node.relay.splice import Splice
-from node.rpc.channel import Backoff, Purpose, dial
+from node.rpc.channel import Purpose, dial
 from node.rpc.hub import Hub
 from node.serving.hub_setup import bucket_mirror, make_server, open_store
 from node.serving.policy_servicer import PolicyServicer
+from node.system.backoff import Backoff
 from node.values.run import Role
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.fetcher import Fetcher

@@ -1,50 +1,32 @@
-"""The client side of every call: channels, backoff, and the meaning of gRPC's errors.
+"""Channels to a hub.
 
-A call ends in one of three ways: a response; RefusedError, the hub's decision with its reason;
-ConnectionLost, without a decision, to be retried with backoff. A node dials three channels to its
-hub, one per purpose, each a TCP connection of its own, so that a heartbeat never waits behind weights.
+A node dials three of them, one per purpose, each a TCP connection of its own, so that a heartbeat never waits
+behind weights. ``call_ends`` says how a call on one of them ends.
 """
 
-import asyncio
-import contextlib
 import enum
-import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias
 
 import grpc
 import grpc.aio
 
-from node.errors import HeteroRLError, Reason, RefusedError, StartupError
+from node.errors import StartupError
 from node.identity.identity_store import Identity, check_dates
 from node.identity.own_identity import OwnIdentity
 from node.identity.peer import Peer, server_name
 from node.rpc.address import is_loopback, split_address
-from node.rpc.calls.auth import USER_AGENT_PREFIX
+from node.rpc.calls.caller import USER_AGENT_PREFIX
 from node.rpc.hub import Hub, HubChannel
-from node.rpc.proxy import proxy_to, ways_followed
-from node.system.waits import wait_at_most
+from node.rpc.proxy import proxy_to
+from node.system.backoff import BACKOFF_CAP_S, FIRST_BACKOFF_S
 from node.values.limits import MESSAGE_BYTES
 from node.values.run import Role
 
 Caller: TypeAlias = Identity | OwnIdentity | Peer
 """Who dials: with a certificate, with one that is made anew while the process runs, or with TLS off."""
 
-Request = TypeVar("Request")
-Response = TypeVar("Response")
-
-REASON_KEY: Final = "heterorl-reason"
-"""Trailing metadata with the reason of a refusal; gRPC's own errors have none."""
-
-_REASONS: Final = {str(reason): reason for reason in Reason}
-
-HUB_CLOCK_KEY: Final = "heterorl-now"
-"""Trailing metadata of a refusal: Unix seconds on the hub's clock."""
-
-FIRST_BACKOFF_S: Final = 0.2
-BACKOFF_CAP_S: Final = 30.0
 
 _OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     ("grpc.initial_reconnect_backoff_ms", int(FIRST_BACKOFF_S * 1000)),
@@ -115,55 +97,6 @@ _BULK_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
 )
 
 
-class TlsFailure(enum.Enum):
-    """How a handshake failed, as far as gRPC says it."""
-
-    HUB_DATES = enum.auto()
-    """The hub's certificate is not valid now, by this machine's clock."""
-    CLOSED = enum.auto()
-    """The hub closed the connection without a word, as it does on a certificate it does not accept."""
-
-
-class ConnectionLost(HeteroRLError):  # noqa: N818 - an event of every long run, not a fault
-    """A call ended without a response from the hub: it may have taken effect. Retry with backoff."""
-
-    tls: TlsFailure | None = None
-
-
-class Backoff:
-    """Delays that double up to a cap, each drawn between 0 and its ceiling (full jitter)."""
-
-    def __init__(
-        self, random: Callable[[], float], *, first_s: float = FIRST_BACKOFF_S, cap_s: float = BACKOFF_CAP_S
-    ) -> None:
-        """Begin with a ceiling of ``first_s``; ``random`` returns numbers in [0, 1)."""
-        self._random = random
-        self._first_s = first_s
-        self._cap_s = cap_s
-        self._ceiling_s = first_s
-        self.retries = 0
-        """Number of delays drawn."""
-
-    def another(self) -> "Backoff":
-        """Return a new one with the same parameters."""
-        return Backoff(self._random, first_s=self._first_s, cap_s=self._cap_s)
-
-    def next_s(self) -> float:
-        """Draw the next delay, seconds."""
-        delay_s = self._random() * self._ceiling_s
-        self._ceiling_s = min(2 * self._ceiling_s, self._cap_s)
-        self.retries += 1
-        return delay_s
-
-    async def wait(self, until: asyncio.Event | None = None) -> None:
-        """Wait for the next delay, or until an event if that comes sooner."""
-        await wait_at_most(until or asyncio.Event(), self.next_s())
-
-    def reset(self) -> None:
-        """Go back to the first ceiling, after a success."""
-        self._ceiling_s = self._first_s
-
-
 def dial(
     target: str | Hub,
     caller: Caller,
@@ -220,92 +153,6 @@ def dial_as_stranger(target: str, *, run_id: str, ca_pem: bytes) -> grpc.aio.Cha
     options = _options(target, MESSAGE_BYTES["EnrolmentService"], KEEPALIVE)
     options.append(("grpc.ssl_target_name_override", server_name(run_id, Role.COORDINATOR)))
     return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(ca_pem), options)
-
-
-async def call(
-    method: grpc.aio.UnaryUnaryMultiCallable[Request, Response],
-    request: Request,
-    *,
-    timeout_s: float,
-    wait_for_ready: bool = False,
-) -> Response:
-    """Make a unary call. Raises RefusedError, ConnectionLost: see ``classify``."""
-    with classified():
-        return await method(request, timeout=timeout_s, wait_for_ready=wait_for_ready)
-
-
-@contextlib.contextmanager
-def classified() -> Iterator[None]:
-    """Translate what gRPC raises in the body, which makes a call or reads and writes a stream.
-
-    A call that is cancelled raises CancelledError, as a task that is: ``HubChannel`` cancels calls.
-    """
-    try:
-        yield
-    except grpc.aio.AioRpcError as error:
-        raise classify(error) from error
-    except asyncio.InvalidStateError as error:
-        # write() on a stream that has ended; only reading would say how it ended.
-        raise ConnectionLost("the stream ended while writing") from error
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        raise ConnectionLost("the call was ended with the others of its channel") from error
-
-
-def classify(error: grpc.aio.AioRpcError) -> RefusedError | ConnectionLost:
-    """Return the refusal or the lost connection that an error stands for.
-
-    A refusal is what carries our reason, and the two limits gRPC enforces by itself.
-    A CANCELLED that this side did not cause is gRPC shedding load: it is retried like a lost connection.
-    """
-    code, details = error.code(), error.details() or ""
-    trailing = dict(error.trailing_metadata() or ())
-    reason = _REASONS.get(str(trailing.get(REASON_KEY, "")))
-    if reason is not None:
-        hub_now_s = _seconds(trailing.get(HUB_CLOCK_KEY))
-        return RefusedError(reason, details, is_remote=True, hub_now_s=hub_now_s)
-    if code is grpc.StatusCode.UNIMPLEMENTED:
-        return RefusedError(
-            Reason.INTERNAL,
-            "the server at this address does not know this rpc",
-            fix="check host and port, and run the same version everywhere",
-            is_remote=True,
-        )
-    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
-        return RefusedError(Reason.OVER_LIMIT, details, is_remote=True)
-    return _lost(f"{code.name}: {details}", details)
-
-
-def _seconds(text: object) -> float | None:
-    try:
-        seconds = float(str(text))
-    except ValueError:
-        return None
-    return seconds if math.isfinite(seconds) else None
-
-
-def _lost(what: str, details: str) -> ConnectionLost:
-    hint, tls = "", None
-    if "certificate has expired" in details or "certificate is not yet valid" in details:
-        hint = " (the hub's certificate is not valid by this machine's clock: one of the two is wrong)"
-        tls = TlsFailure.HUB_DATES
-    elif "SSL_ERROR_SSL" in details or "Hostname Verification Check failed" in details:
-        hint = " (the server at this address is not a hub of this run)"
-    elif "Socket closed" in details:
-        hint = (
-            " (if this stays so, the hub may not accept this node's certificate: expired or not yet valid by "
-            "its clock, or of another run)"
-        )
-        tls = TlsFailure.CLOSED
-    elif details.strip() in ("", "Deadline Exceeded"):
-        hint = " (no answer: the line is cut, or large packets are lost; `heterorl-node doctor` tries it)"
-    if tls is None and (proxies := ways_followed()):
-        hint += f" ({proxies}: `heterorl-node doctor` tries it)"
-    lost = ConnectionLost(what + hint)
-    lost.tls = tls
-    return lost
 
 
 def _options(target: str, message_bytes: int, keepalive: Keepalive) -> list[tuple[str, Any]]:

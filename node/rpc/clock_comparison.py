@@ -14,7 +14,7 @@ from typing import Final
 
 from node.errors import Reason, RefusedError
 from node.identity.identity_store import ENROL_AGAIN, Identity
-from node.rpc.channel import ConnectionLost, TlsFailure
+from node.rpc.call_ends import ConnectionLost, TlsFailure
 from node.system.clock import moment
 
 _SET_THE_CLOCK: Final = "Set the clock that is wrong; nothing else needs to be done or restarted."

@@ -22,7 +22,7 @@ import grpc.aio
 
 from node.errors import Reason, RefusedError, StartupError
 from node.identity.files import cannot_read
-from node.rpc.channel import REASON_KEY, classify
+from node.rpc.call_ends import REASON_KEY, classify
 
 logger = logging.getLogger(__name__)
 

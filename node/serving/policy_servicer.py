@@ -13,7 +13,7 @@ from typing import Final
 
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
 from node.errors import Reason, RefusedError
-from node.rpc.calls.auth import Context
+from node.rpc.calls.caller import Context
 from node.rpc.calls.messages import within
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.values import limits

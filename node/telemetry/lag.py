@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from node.values.rollout import GroupTerms
+from node.values.groups.rollout import GroupTerms
 
 AHEAD_S: Final = 300.0
 """How far another peer's timestamp may be ahead: its estimate of this clock is good to a round trip."""

@@ -6,10 +6,10 @@ from typing import Final
 
 from node.values import limits
 from node.values.evaluation import NO_EVALUATIONS, EvaluationStatus
-from node.values.failure import BadPrompt
+from node.values.groups.failure import BadPrompt
+from node.values.groups.sampling_parameters import SamplingParameters
 from node.values.peer_figures import MachineFigures, SamplerFigures
 from node.values.policy import PolicyVersion
-from node.values.sampling_parameters import SamplingParameters
 
 
 class Role(enum.StrEnum):

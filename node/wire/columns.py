@@ -16,8 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 from heterorl.v1 import rollout_pb2
 from node.errors import Reason, RefusedError
 from node.values import limits
-from node.values.reward_finding import GroupGrades
-from node.values.rollout import Completion, Finish, RolloutGroup, Scalar
+from node.values.groups.reward_finding import GroupGrades
+from node.values.groups.rollout import Completion, Finish, RolloutGroup, Scalar
 from node.wire.mapping import Wire
 
 _METRIC_NAME_BYTES: Final = 2 << 10

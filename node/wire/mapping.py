@@ -16,8 +16,7 @@ from google.protobuf.message import Message
 
 from heterorl.v1 import common_pb2
 from node.errors import Reason, RefusedError
-from node.values.run import Role
-from node.values.verdict import Verdict
+from node.values.groups.verdict import Verdict
 from node.wire.checks import CHECKS
 
 Value = TypeVar("Value")
@@ -87,10 +86,6 @@ def _names_known(kind: type[Member], message: Message, field: str) -> bool:
     except RefusedError:
         return False
     return True
-
-
-def role_to_wire(role: Role) -> Any:
-    return common_pb2.Role.Value(f"ROLE_{role.name}")
 
 
 def verdict_to_wire(verdict: Verdict) -> Any:

@@ -9,10 +9,10 @@ import numpy as np
 
 from heterorl.v1 import rollout_pb2
 from node.errors import Reason, RefusedError
-from node.values.failure import detail_of
-from node.values.reward_finding import GroupGrades, RewardFinding
-from node.values.rollout import EncodedGroup, GroupHeader, GroupTerms, RolloutGroup
-from node.values.well_formed import check_header, check_metrics
+from node.values.groups.failure import detail_of
+from node.values.groups.reward_finding import GroupGrades, RewardFinding
+from node.values.groups.rollout import EncodedGroup, GroupHeader, GroupTerms, RolloutGroup
+from node.values.groups.well_formed import check_header, check_metrics
 from node.wire.columns import (
     columns_of,
     columns_of_grades,

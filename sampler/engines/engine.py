@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from node.errors import Reason, RefusedError
-from node.values.rollout import Completion
-from node.values.sampling_parameters import SamplingParameters
+from node.values.groups.rollout import Completion
+from node.values.groups.sampling_parameters import SamplingParameters
 from node.weights.format.layout import Layout
 from sampler.engines.words.model_words import LiveWords
 

@@ -26,8 +26,8 @@ import numpy as np
 
 from node.errors import RefusedError
 from node.process.abandoned_threads import abandon
+from node.values.groups.sampling_parameters import SamplingParameters
 from node.values.policy import PolicyVersion
-from node.values.sampling_parameters import SamplingParameters
 from sampler.engines.engine import PROBE_ID, GenerationRequest
 from sampler.engines.restartable_engine import FAULTS, EngineEndedError, EngineFaultError, RestartableEngine
 from sampler.metrics import SamplerMetrics

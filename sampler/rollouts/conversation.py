@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from node.values.rollout import Completion, Finish
+from node.values.groups.rollout import Completion, Finish
 from sampler.tasks.task import CompletionText, Message
 
 

@@ -19,10 +19,10 @@ import numpy as np
 
 from node.errors import Reason, RefusedError
 from node.system.clock import Clock
-from node.values.failure import Failure
+from node.values.groups.failure import Failure
+from node.values.groups.rollout import EncodedGroup, LeasePurpose, PromptLease, RolloutGroup
+from node.values.groups.verdict import GroupVerdict, Verdict
 from node.values.policy import PolicyVersion
-from node.values.rollout import EncodedGroup, LeasePurpose, PromptLease, RolloutGroup
-from node.values.verdict import GroupVerdict, Verdict
 from node.wire.rollouts import group_to_wire
 from sampler.engines.engine import Engine, GenerationRequest
 from sampler.engines.engine_thread import EngineThread

@@ -14,9 +14,10 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from node.errors import RefusedError
-from node.rpc.channel import Backoff, ConnectionLost
-from node.values.rollout import EncodedGroup
-from node.values.verdict import Verdict
+from node.rpc.call_ends import ConnectionLost
+from node.system.backoff import Backoff
+from node.values.groups.rollout import EncodedGroup
+from node.values.groups.verdict import Verdict
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from collections import Counter
 from statistics import fmean
 from typing import Any, Final, NamedTuple
 
-from node.values.rollout import RolloutGroup, mean_metrics
-from node.values.verdict import Verdict
+from node.values.groups.rollout import RolloutGroup, mean_metrics
+from node.values.groups.verdict import Verdict
 
 LOG_EVERY_S: Final = 30.0
 """A sampler of a small model submits tens of groups a second."""

@@ -6,15 +6,16 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from node.clients.rollout_client import SamplerRolloutClient
+from node.clients.rollouts.rollout_client import SamplerRolloutClient
 from node.errors import Reason, RefusedError
-from node.rpc.channel import Backoff, ConnectionLost
+from node.rpc.call_ends import ConnectionLost
+from node.system.backoff import Backoff
 from node.system.waits import drop, wait_at_most
 from node.telemetry.metrics import NodeMetrics
-from node.values.failure import FailedLease, Failure
+from node.values.groups.failure import FailedLease, Failure
+from node.values.groups.rollout import LeaseGrant, PromptLease
 from node.values.limits import LEASES_PER_PEER, LEASES_PER_REQUEST
 from node.values.policy import PolicyVersion
-from node.values.rollout import LeaseGrant, PromptLease
 from sampler.rollouts.work_queue import WorkQueue
 from sampler.served_policy import ServedPolicy
 

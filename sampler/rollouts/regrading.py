@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from node.values.reward_finding import RewardCheck, RewardFinding
-from node.values.rollout import Finish, RolloutGroup
+from node.values.groups.reward_finding import RewardCheck, RewardFinding
+from node.values.groups.rollout import Finish, RolloutGroup
 from sampler.engines.text.stop_strings import text_before_stop
 from sampler.tasks.task import CompletionText
 

@@ -16,10 +16,10 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from node.clients.join_call import OwnTask
-from node.clients.membership_client import MembershipClient
+from node.clients.membership.join_call import OwnTask
+from node.clients.membership.membership_client import MembershipClient
 from node.errors import ConfigError, RefusedError, StartupError
-from node.rpc.channel import ConnectionLost
+from node.rpc.call_ends import ConnectionLost
 from node.system.waits import run_until, wait_at_most
 from node.telemetry.metrics import NodeMetrics
 from sampler.config import SamplerConfig

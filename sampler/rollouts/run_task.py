@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from node.errors import ConfigError, RefusedError, StartupError
 from node.questions.messages import content_text
-from node.values.failure import Failure
+from node.values.groups.failure import Failure
+from node.values.groups.rollout import PromptLease
 from node.values.limits import PROMPT_TOKENS
-from node.values.rollout import PromptLease
 from sampler.config import GradingConfig
 from sampler.engines.engine import Tokenizer
 from sampler.metrics import GraderMetrics

@@ -9,8 +9,8 @@ from typing import Any
 from node.errors import ConfigError
 from node.grading.grader import option_refused
 from node.system.extras import NeededPackage
+from node.tasks.task_options import PromptOptions, TaskNeeds, TaskOptions, checked_options
 from node.text.tokenizer import chat_template
-from node.values.task_options import PromptOptions, TaskNeeds, TaskOptions, checked_options
 from sampler.config import GradingConfig
 from sampler.tasks.task import TaskSetup, import_path
 

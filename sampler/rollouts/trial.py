@@ -11,8 +11,8 @@ from node.errors import RefusedError
 from node.grading.jsonl_options import JsonlOptions
 from node.questions.answer_part import answer_part
 from node.questions.data_row import RowError
-from node.values.rollout import Finish, PromptLease
-from node.values.task_options import PromptOptions, TaskOptions
+from node.tasks.task_options import PromptOptions, TaskOptions
+from node.values.groups.rollout import Finish, PromptLease
 from sampler.engines.engine import Engine, GenerationRequest
 from sampler.metrics import SamplerMetrics
 from sampler.rollouts.conversation import Conversation

@@ -14,15 +14,16 @@ from typing import Final
 
 import numpy as np
 
-from node.clients.join_call import OwnTask
-from node.clients.membership_client import MembershipClient
-from node.clients.reward_checks import RewardCheckClient
+from node.clients.membership.join_call import OwnTask
+from node.clients.membership.membership_client import MembershipClient
+from node.clients.rollouts.check_stream import RewardCheckClient
 from node.errors import RefusedError, StartupError
-from node.rpc.channel import Backoff, ConnectionLost
+from node.rpc.call_ends import ConnectionLost
+from node.system.backoff import Backoff
 from node.system.waits import run_until
 from node.telemetry.metrics import NodeMetrics
-from node.values.reward_finding import GroupGrades, RewardCheck, RewardFinding
-from node.values.rollout import RolloutGroup
+from node.values.groups.reward_finding import GroupGrades, RewardCheck, RewardFinding
+from node.values.groups.rollout import RolloutGroup
 from node.values.run import RunSettings
 from sampler.config import VerifierConfig
 from sampler.engines.engine import Decoder

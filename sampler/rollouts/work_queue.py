@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from node.values.rollout import PromptLease
+from node.values.groups.rollout import PromptLease
 from sampler.rollouts.conversation import Conversation
 from sampler.tasks.processes.grader_pool import Prompt
 

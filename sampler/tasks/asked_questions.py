@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from node.grading.completion import Message
 from node.questions.messages import content_text
-from node.values.task_options import PromptOptions
+from node.tasks.task_options import PromptOptions
 
 
 def asked(question: str | Sequence[Message], options: PromptOptions) -> str | Sequence[Message]:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Final
 
-from node.values.built_in_tasks import BUILT_IN
+from node.tasks.built_in_tasks import BUILT_IN
 from sampler.tasks.task import TaskSetup
 
 DIGEST_BYTES: Final = 16
@@ -55,7 +55,7 @@ def _roots(setup: TaskSetup) -> tuple[set[str], tuple[str, ...]]:
         return {"sampler.tasks"}, ()
     # Here, for tasks that need them: pydantic takes most of a grader's start.
     from node.grading.registry import module_of
-    from node.values.task_options import checked_options
+    from node.tasks.task_options import checked_options
 
     options = checked_options(name, setup.options)
     roots = {*_BUILT_IN_CODE}

@@ -8,7 +8,7 @@ from pydantic import Field, JsonValue
 from node.grading.completion import CompletionText, Message, Row
 from node.grading.grader import TIMED_NOISE
 from node.questions.answer_part import answer_part
-from node.values.task_options import AnswerSource, PromptOptions
+from node.tasks.task_options import AnswerSource, PromptOptions
 from sampler.tasks.asked_questions import asked
 
 

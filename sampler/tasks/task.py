@@ -17,7 +17,7 @@ from node.grading.completion import GraderOutageError as GraderOutageError
 from node.grading.completion import Message as Message
 from node.grading.completion import Outage as Outage
 from node.grading.completion import Row as Row
-from node.values.built_in_tasks import BUILT_IN
+from node.tasks.built_in_tasks import BUILT_IN
 
 
 class Task(Protocol):

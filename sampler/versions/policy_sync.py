@@ -21,7 +21,8 @@ from functools import partial
 from typing import ClassVar, Final
 
 from node.errors import Reason, RefusedError
-from node.rpc.channel import Backoff, ConnectionLost
+from node.rpc.call_ends import ConnectionLost
+from node.system.backoff import Backoff
 from node.system.clock import Clock
 from node.system.waits import run_until, wait_at_most, while_it_may
 from node.telemetry.metrics import NodeMetrics

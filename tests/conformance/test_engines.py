@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from node.errors import Reason, StartupError
-from node.values.rollout import Finish
-from node.values.sampling_parameters import SamplingParameters
+from node.values.groups.rollout import Finish
+from node.values.groups.sampling_parameters import SamplingParameters
 from node.weights.format.digests import Words, version_root, words_digest
 from node.weights.format.layout import Layout
 from node.weights.format.model_files import StoredDtypes

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from node.exit_code import ExitCode
-from node.values.well_formed import check_group
+from node.values.groups.well_formed import check_group
 from sampler.engines.torch.torch_engine import TorchEngine
 from support.engines import WAYS, Driven, marks_of, settings_of, tolerance_of
 from support.hub import running_hub

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from learner.model.model import load_policy
 from node.errors import StartupError
-from node.values.sampling_parameters import SamplingParameters
+from node.values.groups.sampling_parameters import SamplingParameters
 from sampler.engines.engine_registry import has_vllm
 from sampler.engines.vllm.model_directory import DeclaredTensors
 from support.engines import Driven, load

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from node.exit_code import ExitCode
-from node.values.sampling_parameters import SamplingParameters
+from node.values.groups.sampling_parameters import SamplingParameters
 from sampler.engines.remote.vllm_server import ServerError
 from sampler.engines.restartable_engine import RestartableEngine
 from sampler.engines.torch.torch_engine import TorchEngine

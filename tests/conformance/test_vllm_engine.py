@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from node.errors import ConfigError, Reason, StartupError
-from node.values.sampling_parameters import SamplingParameters
+from node.values.groups.sampling_parameters import SamplingParameters
 from sampler.engines.vllm import live_parameters
 from sampler.engines.words.model_words import ArrayWords, copy_words
 from support.engines import Driven, load

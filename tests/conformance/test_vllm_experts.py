@@ -13,7 +13,7 @@ from learner.export import export_version
 from learner.journal.progress import Progress
 from learner.model.model import Policy, load_policy
 from node.errors import StartupError
-from node.values.sampling_parameters import SamplingParameters
+from node.values.groups.sampling_parameters import SamplingParameters
 from node.weights.format.digests import Words
 from sampler.engines.vllm import live_parameters
 from support.checkpoints import open_checkpoints, save

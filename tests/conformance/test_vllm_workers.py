@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from node.values.sampling_parameters import SamplingParameters
+from node.values.groups.sampling_parameters import SamplingParameters
 from sampler.config import SamplerConfig
 from sampler.engines.restartable_engine import FAULTS, EngineEndedError, RestartableEngine
 from sampler.sampler_role import load_configured_engine

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from bench.held_policy import HeldPolicy
 from bench.whole_versions import WholeVersion
 from node.errors import RefusedError
 from node.identity.signatures import SigningKey
 from node.weights.assembly.apply import WrongBaseError
-from node.weights.assembly.held import HeldPolicy
 from node.weights.codec.frame_codec import encode_frame, encode_planes, encode_step_planes
 from node.weights.format.digests import payload_digest, words_check, words_digest
 from node.weights.format.layout import Layout, TensorSpec

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from node.values.rollout import RolloutGroup
+from node.values.groups.rollout import RolloutGroup
 from node.wire.rollouts import encoded_from_wire, group_from_wire
 from sampler.engines.torch.torch_engine import TorchEngine
 from support.bad_prompts import is_bad

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.held_policy import HeldPolicy
 from node.errors import Reason
 from node.values import limits
 from node.values.policy import ArtifactKey
-from node.weights.assembly.held import HeldPolicy
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.transfer.bucket import Bucket, object_name
 from node.weights.transfer.fetcher import Fetcher

@@ -11,11 +11,11 @@ import psutil
 import pytest
 
 from heterorl.v1 import common_pb2, rollout_pb2
-from node.clients.reward_checks import RewardCheckClient
+from node.clients.rollouts.check_stream import RewardCheckClient
 from node.errors import Reason, RefusedError
 from node.exit_code import ExitCode
-from node.values.reward_finding import RewardFinding
-from node.values.rollout import RolloutGroup
+from node.values.groups.reward_finding import RewardFinding
+from node.values.groups.rollout import RolloutGroup
 from node.wire.rollouts import encoded_from_wire, group_from_wire
 from sampler.engines.torch.torch_engine import TorchEngine
 from support.hub import joined, running_hub

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from node.clients.heartbeats import Notices, PeerReports
-from node.clients.join_call import Member
-from node.clients.membership_client import MembershipClient, Uplink
+from node.clients.membership.heartbeats import Notices, PeerReports
+from node.clients.membership.join_call import Member
+from node.clients.membership.membership_client import MembershipClient, Uplink
 from node.commands.status import status_command
 from node.enrolment.authority import AUTHORITY_LIFETIME_S, LEAF_LIFETIME_S
 from node.enrolment.init_run import issue_identity
@@ -26,7 +26,8 @@ from node.errors import Reason, RefusedError
 from node.exit_code import ExitCode
 from node.identity.identity_store import Identity, save_identity
 from node.identity.peer import Peer
-from node.rpc.channel import Backoff, Purpose, dial
+from node.rpc.channel import Purpose, dial
+from node.system.backoff import Backoff
 from node.system.clock import Clock, SystemClock, moment
 from node.telemetry.metrics import NodeMetrics
 from node.values.run import Role

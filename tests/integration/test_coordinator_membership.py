@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from heterorl.v1 import membership_pb2
-from node.coordinator import membership_servicer
+from node.coordinator.requests import membership_servicer
 from node.errors import Reason
 from node.values.protocol import OURS, Spoken
 from support.by_rpc import refusal_of

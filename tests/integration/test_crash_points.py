@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from bench.forked_context import forked_context
+from bench.held_policy import HeldPolicy
 from learner.journal.progress import NewsEntry, Progress, Rollback, StepEntry
 from learner.journal.step_journal import StepJournal, groups_of, read_journal
 from learner.masters.master_words import MasterWords
@@ -24,10 +25,9 @@ from node.coordinator.work.samplers.tallies import Tally
 from node.coordinator.work.slots.slot import Attempt, Slot, SlotState
 from node.identity.revocation import RevocationCopy, Revocations
 from node.step_log_parts import files_of
+from node.values.groups.rollout import EncodedGroup
+from node.values.groups.verdict import Verdict
 from node.values.policy import ArtifactKey
-from node.values.rollout import EncodedGroup
-from node.values.verdict import Verdict
-from node.weights.assembly.held import HeldPolicy
 from node.weights.assembly.public_base import PublicBase
 from node.weights.format.manifest import sign, signed_by
 from node.weights.planning.cheapest_chain import newest_reachable

@@ -10,8 +10,8 @@ import grpc.aio
 import pytest
 
 from heterorl.v1 import membership_pb2, rollout_pb2
-from node.coordinator import run_ledger
 from node.coordinator.ledger.ledger_file import Ledger
+from node.coordinator.transactions import run_ledger
 from node.coordinator.work.balance import Transaction
 from node.values.run import Role
 from support.hub import TIMEOUT_S, HandPeer, RunningHub, running_hub

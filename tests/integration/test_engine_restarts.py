@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from node.exit_code import ExitCode
-from node.values.rollout import RolloutGroup
-from node.values.well_formed import check_group
+from node.values.groups.rollout import RolloutGroup
+from node.values.groups.well_formed import check_group
 from sampler.engines.torch.torch_engine import TorchEngine
 from support.hub import HandPeer, RunningHub, running_hub
 from support.identity import MadeRun

@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM
 
 from heterorl.v1 import common_pb2, rollout_pb2
 from node.commands.cli import main
-from node.coordinator import rollout_servicer
 from node.coordinator.ledger.ledger_check import read_evaluations
-from node.coordinator.rollout_messages import held_out_submission_of
-from node.coordinator.work.decisions.verdicts import Submission
+from node.coordinator.requests import rollout_servicer
+from node.coordinator.requests.rollout_messages import held_out_submission_of
+from node.coordinator.work.decisions.submitted_groups import Submission
 from node.values.evaluation import REWARD, Evaluation, best_of
 from node.values.run import RunStatus
 from node.wire.mapping import from_wire

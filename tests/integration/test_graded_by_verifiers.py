@@ -12,7 +12,7 @@ from heterorl.v1 import common_pb2
 from node.coordinator.work.checks.reward_checks import PUT_OFF_S
 from node.errors import Reason
 from node.exit_code import ExitCode
-from node.values.reward_finding import RewardCheck
+from node.values.groups.reward_finding import RewardCheck
 from node.wire.rollouts import encoded_from_wire, group_from_wire, group_to_wire
 from sampler.engines.torch.torch_engine import TorchEngine
 from support.by_rpc import delivered, hand_verifier, slots, until_slots

@@ -10,10 +10,11 @@ import pytest
 
 from heterorl.v1 import common_pb2, membership_pb2, rollout_pb2
 from node.errors import Reason, RefusedError
-from node.rpc.calls import auth
-from node.rpc.calls.auth import RULES, Rule
+from node.rpc.call_ends import classified
+from node.rpc.calls import rpc_rules
 from node.rpc.calls.call_rates import Rate
-from node.rpc.channel import Purpose, classified, dial
+from node.rpc.calls.rpc_rules import RULES, Rule
+from node.rpc.channel import Purpose, dial
 from node.values.run import Role
 from support.clock import ManualClock
 from support.identity import MadeRun
@@ -36,7 +37,7 @@ def channel_of(made: MadeRun, address: str) -> grpc.aio.Channel:
 
 def allow(monkeypatch: pytest.MonkeyPatch, path: str, **changes: Any) -> None:
     rule = RULES[path]
-    monkeypatch.setitem(auth.RULES, path, Rule(rule.roles, rule.is_endless, **changes))
+    monkeypatch.setitem(rpc_rules.RULES, path, Rule(rule.roles, rule.is_endless, **changes))
 
 
 async def test_a_call_whose_first_message_does_not_come_is_refused(made: MadeRun) -> None:
@@ -46,7 +47,7 @@ async def test_a_call_whose_first_message_does_not_come_is_refused(made: MadeRun
             caller = made.of(min(RULES[path].roles or {Role.SAMPLER}))
             async with dial(hub.address, caller, purpose=Purpose.CONTROL, now=time.time()) as channel:
                 assert await half_open_calls(channel, path, 3) == {"busy": 3}
-            refusals[auth.service_of(path), Reason.BUSY] += 3
+            refusals[rpc_rules.service_of(path), Reason.BUSY] += 3
         await until(lambda: hub.server.live_rpcs == 0)
         assert hub.refusals == refusals
 

@@ -12,9 +12,10 @@ from node.enrolment.authority import AUTHORITY_LIFETIME_S
 from node.errors import Reason, StartupError
 from node.identity.identity_store import Identity
 from node.identity.peer import Peer
-from node.rpc.calls.auth import RULES, service_of
+from node.rpc.call_ends import ConnectionLost, classified
+from node.rpc.calls.rpc_rules import RULES, service_of
 from node.rpc.calls.server import Audience
-from node.rpc.channel import ConnectionLost, Purpose, classified, dial
+from node.rpc.channel import Purpose, dial
 from node.values.run import Role
 from support.clock import ManualClock
 from support.identity import MadeRun, make_run

@@ -22,8 +22,9 @@ from node.identity.certificates import new_key
 from node.identity.identity_store import Identity, load_identity
 from node.identity.peer import server_name
 from node.identity.revocation import RevocationList
+from node.rpc.call_ends import call, classified
 from node.rpc.calls.server import Audience
-from node.rpc.channel import Purpose, call, classified, dial, dial_as_stranger
+from node.rpc.channel import Purpose, dial, dial_as_stranger
 from node.values.limits import SIGNING_REQUEST_BYTES
 from node.values.run import Role
 from support.clock import ManualClock

@@ -9,8 +9,8 @@ import pytest
 
 from learner.intake import copies
 from learner.training import group_intake
-from node.values.rollout import EncodedGroup, RolloutGroup
-from node.values.verdict import Verdict
+from node.values.groups.rollout import EncodedGroup, RolloutGroup
+from node.values.groups.verdict import Verdict
 from node.wire import rollouts
 from support.groups import SAMPLING, make_completion
 from support.training_loop import RUN, Start

@@ -20,6 +20,7 @@ import torch
 from rich.console import Console
 
 from bench.forked_context import forked_context
+from bench.held_policy import HeldPolicy
 from deploy.runs.records import differing_groups
 from learner import learner_role
 from learner.config import LearnerConfig
@@ -29,33 +30,33 @@ from learner.masters.tensor_files import load_tensors
 from learner.model.model import Policy, load_policy
 from learner.publishing.kept_versions import published_versions
 from learner.ranks import launching
-from node.clients.heartbeats import Notices, PeerReports
-from node.clients.join_call import Member
-from node.clients.membership_client import MembershipClient, Uplink
-from node.clients.rollout_client import SamplerRolloutClient
+from node.clients.membership.heartbeats import Notices, PeerReports
+from node.clients.membership.join_call import Member
+from node.clients.membership.membership_client import MembershipClient, Uplink
+from node.clients.rollouts.rollout_client import SamplerRolloutClient
 from node.commands.status.status_command import fetch_status
 from node.commands.status.status_view import render
 from node.coordinator import coordinator_role as coordinator_role
 from node.coordinator.config import CoordinatorConfig
-from node.coordinator.coordinator_service import CoordinatorService
 from node.coordinator.ledger.ledger_check import examine, reading
 from node.coordinator.ledger.ledger_file import FILE_NAME
+from node.coordinator.lifecycle.coordinator_service import CoordinatorService
 from node.errors import StartupError
 from node.exit_code import ExitCode
 from node.page.samples_file import SamplesFile
 from node.process.daemon import StartStage, run_daemon
 from node.process.role_context import RoleContext
 from node.process.service import Service
-from node.rpc.channel import Backoff, Purpose, dial
+from node.rpc.channel import Purpose, dial
 from node.step_log_parts import log_lines
+from node.system.backoff import Backoff
 from node.system.clock import SystemClock
 from node.text.tokenizer import chat_template_digest, tokenizer_digest
+from node.values.groups.rollout import Completion, PromptLease, RolloutGroup
+from node.values.groups.verdict import Verdict
 from node.values.operator_order import ROLLBACK, Order
 from node.values.policy import NO_BASE, PolicyVersion
-from node.values.rollout import Completion, PromptLease, RolloutGroup
 from node.values.run import Role
-from node.values.verdict import Verdict
-from node.weights.assembly.held import HeldPolicy
 from node.weights.store.artifact_store import ArtifactStore
 from node.wire.rollouts import group_to_wire
 from support.groups import make_completion, make_group

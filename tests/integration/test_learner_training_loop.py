@@ -17,9 +17,9 @@ from learner.journal.progress import Progress
 from learner.objective.entropy_switch import EntropySwitch
 from learner.objective.slow_fast import slow_fast_step
 from learner.training.training_state import TrainingError
-from node.clients import rollout_drain
+from node.clients.rollouts import rollout_drain
 from node.errors import StartupError
-from node.values.verdict import Verdict
+from node.values.groups.verdict import Verdict
 from support.groups import with_rewards
 from support.scripted_hub import scripted_hub
 from support.training_loop import BATCH, RUN, RunningLearner, Start, learner

@@ -10,7 +10,7 @@ import pytest
 from node.commands.cli import main
 from node.coordinator.ledger.ledger_check import reading
 from node.coordinator.work.decisions.step_history import Hello
-from node.values.failure import Failure
+from node.values.groups.failure import Failure
 from support.ledgers import open_desk
 
 STEPS = 4

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from bench.held_policy import HeldPolicy
 from bench.whole_versions import WholeVersion, encode_version
 from learner.model.model import load_policy
-from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
 from sampler.engines.torch.torch_engine import TorchEngine

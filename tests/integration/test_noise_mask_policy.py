@@ -13,7 +13,7 @@ from learner.model.model import load_policy
 from node.errors import Reason, RefusedError
 from node.exit_code import ExitCode
 from node.kinds.noise_mask.network import read_prompts
-from node.values.well_formed import check_group
+from node.values.groups.well_formed import check_group
 from sampler.config import SamplerConfig
 from sampler.engines.engine import PROBE_ID, GenerationRequest
 from sampler.engines.engine_registry import load_engine, load_in_own_process

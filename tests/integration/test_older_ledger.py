@@ -10,12 +10,13 @@ import grpc.aio
 from prometheus_client import CollectorRegistry
 
 from heterorl.v1 import common_pb2, rollout_pb2
-from node.clients.heartbeats import Notices, PeerReports
-from node.clients.join_call import Member
-from node.clients.membership_client import MembershipClient, Uplink
-from node.clients.rollout_drain import RolloutDrain
+from node.clients.membership.heartbeats import Notices, PeerReports
+from node.clients.membership.join_call import Member
+from node.clients.membership.membership_client import MembershipClient, Uplink
+from node.clients.rollouts.rollout_drain import RolloutDrain
 from node.errors import Reason
-from node.rpc.channel import Backoff, Purpose, dial
+from node.rpc.channel import Purpose, dial
+from node.system.backoff import Backoff
 from node.system.clock import SystemClock
 from node.telemetry.metrics import NodeMetrics
 from node.values.policy import PolicyVersion

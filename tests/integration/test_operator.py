@@ -15,8 +15,9 @@ from node.commands.cli import main
 from node.errors import Reason, RefusedError
 from node.identity.files import make_private_directory
 from node.identity.identity_store import Identity, load_identity
-from node.rpc.calls.auth import RULES
-from node.rpc.channel import Purpose, classified, dial
+from node.rpc.call_ends import classified
+from node.rpc.calls.rpc_rules import RULES
+from node.rpc.channel import Purpose, dial
 from node.values.run import Role
 from support.hub import RunningHub, running_hub
 from support.identity import MadeRun

@@ -16,9 +16,9 @@ from learner.masters.master_words import root_of
 from learner.model.model import Policy
 from learner.operator_orders import recent_changes
 from learner.publishing.earlier_versions import STAGED
+from node.values.groups.verdict import Verdict
 from node.values.operator_order import ROLLBACK, SET, Order
 from node.values.run import StepRecord
-from node.values.verdict import Verdict
 from support.scripted_hub import ScriptedHub, scripted_hub
 from support.training_loop import BATCH, RunningLearner, learner
 from support.waiting import until

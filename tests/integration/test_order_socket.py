@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from node.commands.cli import main
-from node.coordinator.order_desk import SOCKET_NAME
+from node.coordinator.operators.order_desk import SOCKET_NAME
 from node.errors import Reason
 from node.values.operator_order import PAUSE, REVOKE, Order
 from support.by_rpc import say

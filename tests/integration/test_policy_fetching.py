@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.held_policy import HeldPolicy
 from bench.whole_versions import WholeVersion
 from deploy.demo.damaging_node import damage_first
 from heterorl.v1 import policy_pb2
 from node.errors import Reason
 from node.identity.signatures import SigningKey
-from node.rpc.channel import ConnectionLost
+from node.rpc.call_ends import ConnectionLost
 from node.values import limits
 from node.values.policy import ArtifactKey
-from node.weights.assembly.held import HeldPolicy
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.format.manifest import DamagedFrameError
 from node.weights.planning.cheapest_chain import plan_fresh

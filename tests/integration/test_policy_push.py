@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.held_policy import HeldPolicy
 from heterorl.v1 import policy_pb2
 from node.identity.signatures import SigningKey
 from node.values import limits
 from node.values.policy import ArtifactKey
-from node.weights.assembly.held import HeldPolicy
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.payload_order import pushed_frames

@@ -8,7 +8,8 @@ import pytest
 from deploy.runs.run_directory import free_ports
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
 from node.errors import Reason, RefusedError
-from node.rpc.channel import Purpose, call, classified, dial
+from node.rpc.call_ends import call, classified
+from node.rpc.channel import Purpose, dial
 from node.rpc.hub import Hub
 from node.values import limits
 from node.values.policy import ArtifactKey

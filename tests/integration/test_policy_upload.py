@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.held_policy import HeldPolicy
 from node.errors import Reason, RefusedError
 from node.values.policy import ArtifactKey
-from node.weights.assembly.held import HeldPolicy
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.artifact_uploader import ARTIFACTS_PER_ROUND
 from support.identity import MadeRun

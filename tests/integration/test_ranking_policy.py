@@ -18,9 +18,9 @@ from node.errors import Reason, RefusedError
 from node.exit_code import ExitCode
 from node.kinds.ranking.engine import RankingEngine
 from node.kinds.ranking.values import as_text
-from node.values.rollout import Completion, Finish, RolloutGroup
-from node.values.sampling_parameters import SamplingParameters
-from node.values.verdict import Verdict
+from node.values.groups.rollout import Completion, Finish, RolloutGroup
+from node.values.groups.sampling_parameters import SamplingParameters
+from node.values.groups.verdict import Verdict
 from sampler.config import SamplerConfig
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.engine_registry import load_engine

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.held_policy import HeldPolicy
 from bench.whole_versions import WholeVersion
 from heterorl.v1 import policy_pb2
 from node.values.policy import ArtifactKey
-from node.weights.assembly.held import HeldPolicy
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.transfer.sources import Sources
 from support.fetching import fetch_version

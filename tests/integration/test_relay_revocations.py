@@ -10,7 +10,8 @@ from heterorl.v1 import policy_pb2, policy_pb2_grpc
 from node.errors import Reason, RefusedError
 from node.identity.identity_store import Identity
 from node.identity.revocation import COPY_NAME
-from node.rpc.channel import Purpose, call, dial
+from node.rpc.call_ends import call
+from node.rpc.channel import Purpose, dial
 from node.values.run import Role
 from support.by_rpc import say
 from support.enrolled import let_in

@@ -13,9 +13,9 @@ import grpc.aio
 import pytest
 
 from heterorl.v1 import common_pb2, rollout_pb2
-from node.clients.heartbeats import Notices, PeerReports
-from node.clients.join_call import RENEWAL_RETRY_S, Member
-from node.clients.membership_client import MembershipClient, Uplink
+from node.clients.membership.heartbeats import Notices, PeerReports
+from node.clients.membership.join_call import RENEWAL_RETRY_S, Member
+from node.clients.membership.membership_client import MembershipClient, Uplink
 from node.enrolment import authority
 from node.enrolment.move_notice import MovedCoordinator
 from node.identity.certificates import key_to_pem, new_key
@@ -28,8 +28,9 @@ from node.identity.identity_store import (
 )
 from node.identity.own_identity import OwnIdentity
 from node.identity.peer import Peer, server_name
-from node.rpc.channel import Backoff, Purpose, dial
+from node.rpc.channel import Purpose, dial
 from node.rpc.hub import Hub
+from node.system.backoff import Backoff
 from node.values.run import Role
 from support.by_rpc import say
 from support.clock import ManualClock

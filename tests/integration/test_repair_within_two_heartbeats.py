@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from node.coordinator.fleet.peer_reports import HeartbeatAnswer, HeartbeatReport
-from node.coordinator.peers import Peers
+from node.coordinator.peers.peers import Peers
 from node.identity.peer import Peer
 from node.values.policy import PolicyVersion
 from node.values.run import Role

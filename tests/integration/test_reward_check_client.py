@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from heterorl.v1 import rollout_pb2
-from node.clients.reward_checks import RewardCheckClient
+from node.clients.rollouts.check_stream import RewardCheckClient
 from node.errors import Reason, RefusedError
-from node.rpc.channel import ConnectionLost, Purpose, dial
-from node.values.reward_finding import RewardCheck, RewardFinding
-from node.values.rollout import RolloutGroup
+from node.rpc.call_ends import ConnectionLost
+from node.rpc.channel import Purpose, dial
+from node.values.groups.reward_finding import RewardCheck, RewardFinding
+from node.values.groups.rollout import RolloutGroup
 from node.wire.rollouts import delivery_to_wire, group_to_wire
 from support.groups import make_group
 from support.identity import MadeRun

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from node.coordinator.learner_stream import LearnerStream, Quarantines
 from node.coordinator.ledger.ledger_check import examine
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.reward_checking import RewardChecking, Verifier
+from node.coordinator.streams.learner_stream import LearnerStream, Quarantines
+from node.coordinator.streams.reward_checking import RewardChecking, Verifier
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.checks.reward_checks import HELD_S, MOST_TRIES
 from node.errors import Reason, RefusedError
-from node.values.reward_finding import RewardCheck, RewardFinding
-from node.values.rollout import EncodedGroup
+from node.values.groups.reward_finding import RewardCheck, RewardFinding
+from node.values.groups.rollout import EncodedGroup
+from node.values.groups.verdict import Verdict
 from node.values.run import StepRecord
-from node.values.verdict import Verdict
 from support.coordinator import BOUNDS
 from support.door import OpenDoor
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from heterorl.v1 import common_pb2, membership_pb2
-from node.values.rollout import Finish, RolloutGroup
+from node.values.groups.rollout import Finish, RolloutGroup
 from sampler.engines.torch.torch_engine import TorchEngine
 from sampler.rollouts.group_pipeline import GroupPipeline
 from sampler.rollouts.run_task import RunTask

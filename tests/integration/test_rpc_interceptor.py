@@ -13,9 +13,11 @@ import pytest
 from heterorl.v1 import membership_pb2, membership_pb2_grpc, policy_pb2, policy_pb2_grpc
 from node.enrolment.authority import AUTHORITY_LIFETIME_S
 from node.errors import Reason, RefusedError
-from node.rpc.calls.auth import RULES, peer_of, service_of
+from node.rpc.call_ends import ConnectionLost, call, classified
+from node.rpc.calls.caller import peer_of
 from node.rpc.calls.live_rpcs import RpcLimits
-from node.rpc.channel import ConnectionLost, Purpose, call, classified, dial
+from node.rpc.calls.rpc_rules import RULES, service_of
+from node.rpc.channel import Purpose, dial
 from node.values.limits import MESSAGE_BYTES
 from node.values.run import Role
 from support.clock import ManualClock

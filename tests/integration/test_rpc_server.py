@@ -10,7 +10,8 @@ import pytest
 
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
 from node.errors import Reason, RefusedError, StartupError
-from node.rpc.channel import ConnectionLost, Purpose, classified, dial
+from node.rpc.call_ends import ConnectionLost, classified
+from node.rpc.channel import Purpose, dial
 from support.identity import MadeRun
 from support.refusals import refused
 from support.rpc import every_service, invoke, rpcs, serving

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from node.coordinator import request_queue, run_ledger
 from node.coordinator.ledger.ledger_file import Ledger
+from node.coordinator.transactions import request_queue, run_ledger
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.decisions.decision import Decision
 from node.errors import Reason, RefusedError
-from node.values.rollout import EncodedGroup, LeaseGrant
+from node.values.groups.rollout import EncodedGroup, LeaseGrant
+from node.values.groups.verdict import GroupVerdict, Verdict
 from node.values.run import StepRecord
-from node.values.verdict import GroupVerdict, Verdict
 from support.coordinator import make_accounts
 from support.door import OpenDoor
 from support.refusals import refused

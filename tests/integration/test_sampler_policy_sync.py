@@ -9,7 +9,7 @@ import pytest
 
 from heterorl.v1 import policy_pb2
 from node.errors import Reason
-from node.values.rollout import LeaseGrant
+from node.values.groups.rollout import LeaseGrant
 from sampler.versions import policy_sync
 from sampler.versions.saved_policy import BASE_FILE, HELD_FILE, LOG_DIRECTORY
 from support.identity import MadeRun

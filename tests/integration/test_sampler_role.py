@@ -10,8 +10,8 @@ from heterorl.v1 import (
     common_pb2,
 )
 from node.exit_code import ExitCode
-from node.values.rollout import RolloutGroup
-from node.values.well_formed import check_group
+from node.values.groups.rollout import RolloutGroup
+from node.values.groups.well_formed import check_group
 from node.wire.rollouts import encoded_from_wire, group_from_wire
 from sampler.engines.torch.torch_engine import TorchEngine
 from sampler.tasks.addition import AdditionTask

@@ -4,7 +4,7 @@ import pytest
 
 from node.commands.status.status_command import fetch_status
 from node.errors import Reason, RefusedError
-from node.rpc.channel import ConnectionLost
+from node.rpc.call_ends import ConnectionLost
 from support.hub import running_hub
 from support.identity import MadeRun
 from support.refusals import refused

@@ -18,7 +18,7 @@ from node.errors import Reason, RefusedError
 from node.relay.metrics import RelayMetrics
 from node.relay.splice import Splice, SpliceLimits, limits_for
 from node.rpc.address import join_address
-from node.rpc.channel import ConnectionLost
+from node.rpc.call_ends import ConnectionLost
 from node.rpc.hub import Hub
 from node.rpc.strangers.places import PlaceLimits
 from node.rpc.strangers.private_socket import PrivateSocket, private_socket

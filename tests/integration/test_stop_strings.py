@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 
 from heterorl.v1 import common_pb2
-from node.values.rollout import Finish
-from node.values.well_formed import check_group
+from node.values.groups.rollout import Finish
+from node.values.groups.well_formed import check_group
 from node.wire.rollouts import encoded_from_wire, group_from_wire
 from sampler.engines.text.stop_strings import text_before_stop
 from sampler.engines.torch.torch_engine import TorchEngine

@@ -11,8 +11,9 @@ import pytest
 
 from node.errors import Reason
 from node.rpc.address import split_address
+from node.rpc.call_ends import call
 from node.rpc.calls.server import Audience
-from node.rpc.channel import call, dial_as_stranger
+from node.rpc.channel import dial_as_stranger
 from node.rpc.strangers import private_socket
 from node.rpc.strangers.places import PlaceLimits
 from node.rpc.strangers.strangers_gate import GateLimits, limits_for

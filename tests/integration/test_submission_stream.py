@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 
 from heterorl.v1 import common_pb2, rollout_pb2
-from node.clients import submission_stream
-from node.clients.submission_stream import SubmissionStream
+from node.clients.rollouts import submission_stream
+from node.clients.rollouts.submission_stream import SubmissionStream
 from node.errors import Reason, RefusedError
-from node.rpc.calls.auth import SUBMIT_ROLLOUTS
-from node.rpc.channel import ConnectionLost, Purpose, dial
+from node.rpc.call_ends import ConnectionLost
+from node.rpc.calls.rpc_rules import SUBMIT_ROLLOUTS
+from node.rpc.channel import Purpose, dial
 from node.rpc.hub import Hub as Hubs
-from node.values.rollout import EncodedGroup
-from node.values.verdict import Verdict
+from node.values.groups.rollout import EncodedGroup
+from node.values.groups.verdict import Verdict
 from support.identity import MadeRun
 from support.rpc import rpcs, serving
 from support.waiting import until

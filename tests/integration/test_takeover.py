@@ -16,20 +16,22 @@ import pytest
 
 from deploy.runs.run_directory import free_ports
 from heterorl.v1 import common_pb2
-from node.clients.heartbeats import Notices, PeerReports
-from node.clients.join_call import Member
-from node.clients.membership_client import MembershipClient, Uplink
-from node.coordinator import candidate
-from node.coordinator.candidate import Candidate
+from node.clients.membership.heartbeats import Notices, PeerReports
+from node.clients.membership.join_call import Member
+from node.clients.membership.membership_client import MembershipClient, Uplink
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.coordinator_role import build
+from node.coordinator.lifecycle import takeover as candidate
+from node.coordinator.lifecycle.takeover import Candidate
 from node.enrolment.enrolment_ledger import FILE_NAME as ENROLMENT_FILE
 from node.enrolment.enrolment_ledger import known_members
 from node.errors import DeposedError, Reason, RefusedError
 from node.exit_code import ExitCode, exit_code_of_failure
 from node.process.daemon import Phase
-from node.rpc.channel import REASON_KEY, Backoff, Purpose, dial
+from node.rpc.call_ends import REASON_KEY
+from node.rpc.channel import Purpose, dial
 from node.rpc.hub import Hub
+from node.system.backoff import Backoff
 from node.system.clock import SystemClock
 from node.values.operator_order import REVOKE, Order
 from node.values.run import Role

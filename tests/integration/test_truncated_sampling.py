@@ -12,9 +12,9 @@ from learner.intake.group_verdict import GroupRules, judge
 from learner.intake.sampler_mismatch import LEAST_FRESH_GROUPS
 from learner.model.model import Policy, load_policy
 from learner.step.train_step import StepOutcome, train_step
-from node.values.rollout import Completion, RolloutGroup
-from node.values.sampling_parameters import SamplingParameters
-from node.values.verdict import Verdict
+from node.values.groups.rollout import Completion, RolloutGroup
+from node.values.groups.sampling_parameters import SamplingParameters
+from node.values.groups.verdict import Verdict
 from node.wire.rollouts import group_from_wire, group_to_wire
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.torch.torch_engine import TorchEngine

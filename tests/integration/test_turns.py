@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from node.exit_code import ExitCode
-from node.values.rollout import Completion, Finish
-from node.values.well_formed import check_group
+from node.values.groups.rollout import Completion, Finish
+from node.values.groups.well_formed import check_group
 from sampler.engines.torch.torch_engine import TorchEngine
 from support.guessing_task import Guessing, guessed
 from support.hub import running_hub

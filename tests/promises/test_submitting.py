@@ -11,7 +11,7 @@ import pytest
 
 from heterorl.v1 import common_pb2, rollout_pb2
 from node.errors import Reason
-from node.values.rollout import EncodedGroup
+from node.values.groups.rollout import EncodedGroup
 from node.wire.rollouts import group_to_wire
 from support.by_rpc import (
     DUPLICATE,

@@ -23,10 +23,10 @@ from node.coordinator.work.decisions.findings import GroupFinding
 from node.coordinator.work.slots.slot import SlotKind, SlotState, group_id
 from node.coordinator.work.terms.run_terms import EvaluationSettings
 from node.values.evaluation import Evaluation
-from node.values.failure import FAULTS
-from node.values.reward_finding import RewardCheck, RewardFinding
-from node.values.rollout import LeasePurpose
-from node.values.verdict import Verdict
+from node.values.groups.failure import FAULTS
+from node.values.groups.reward_finding import RewardCheck, RewardFinding
+from node.values.groups.rollout import LeasePurpose
+from node.values.groups.verdict import Verdict
 from support.coordinator import LEARNER, TTL_S, Desk, make_accounts
 from support.groups import SAMPLING, make_completion
 

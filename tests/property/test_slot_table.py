@@ -13,9 +13,10 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.decisions import leasing, step_history, verdicts
-from node.coordinator.work.slots import slot_grants
+from node.coordinator.work.decisions import judged_groups, leasing, step_history
+from node.coordinator.work.slots import next_slots
 from node.coordinator.work.slots.bad_prompts import Aside
+from node.coordinator.work.slots.next_slots import SUSPECTS_PER_GRANT
 from node.coordinator.work.slots.slot import (
     MAX_ATTEMPTS,
     MAX_FAULTS,
@@ -25,10 +26,9 @@ from node.coordinator.work.slots.slot import (
     group_id,
     parse_group_id,
 )
-from node.coordinator.work.slots.slot_grants import SUSPECTS_PER_GRANT
 from node.coordinator.work.slots.slot_table import SlotTable
-from node.values.failure import FAULTS, Failure
-from node.values.verdict import GroupVerdict, Verdict
+from node.values.groups.failure import FAULTS, Failure
+from node.values.groups.verdict import GroupVerdict, Verdict
 from support.coordinator import LEARNER, LEASE_MAX_S, RETRY_S, TTL_S, Desk, make_accounts
 from support.present import present
 
@@ -146,7 +146,7 @@ class SlotsOfARun(RuleBasedStateMachine):
     )
     def judge(self, group_id: str, verdict: Verdict) -> None:
         self.desk.settle(
-            verdicts.judgement(self.desk.accounts, GroupVerdict(group_id, verdict), now=self.desk.now)
+            judged_groups.judgement(self.desk.accounts, GroupVerdict(group_id, verdict), now=self.desk.now)
         )
 
     @rule(group_id=consumes(spooled), is_lost=st.booleans())
@@ -221,7 +221,7 @@ class SlotsOfARun(RuleBasedStateMachine):
                 return aside(slots.open_slots[number].prompt_index) is Aside.NOT
 
             for wanted in (-1, 0, 1, 4, 9):
-                again = slot_grants.up_again(slots.open, slots.times, sampler, wanted, may_have, now=now)
+                again = next_slots.up_again(slots.open, slots.times, sampler, wanted, may_have, now=now)
                 assert list(again) == up_again(slots, sampler, wanted, aside, now=now)
         for at_s in (now, now + TTL_S / 2, now + TTL_S):
             ended = {slot.number for slot in slots.expire(at_s)}

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.held_policy import HeldPolicy
 from bench.whole_versions import WholeVersion
 from node.errors import Reason
 from node.values.policy import NO_BASE, Artifact
-from node.weights.assembly.held import HeldPolicy
 from node.weights.assembly.merge import join_merged, merge_frame
 from node.weights.assembly.stored import StoredVersions
 from node.weights.format.digests import Words

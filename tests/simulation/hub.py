@@ -13,28 +13,28 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from node.coordinator.coordinator_service import UPKEEP_S, CoordinatorService
-from node.coordinator.door import Door
 from node.coordinator.fleet.peer_reports import HeartbeatAnswer, HeartbeatReport, Joining
-from node.coordinator.learner_stream import LearnerStream, LearnerStreams
 from node.coordinator.ledger.ledger_file import FILE_NAME
-from node.coordinator.order_desk import LeaderDesk
-from node.coordinator.outcomes import Outcomes
-from node.coordinator.peer_table import PeerTable
-from node.coordinator.peers import Peers
-from node.coordinator.published import Published
-from node.coordinator.reward_checking import RewardChecking, Verifier
-from node.coordinator.run_ledger import RunLedger
+from node.coordinator.lifecycle.coordinator_service import UPKEEP_S, CoordinatorService
+from node.coordinator.lifecycle.published import Published
+from node.coordinator.operators.order_desk import LeaderDesk
+from node.coordinator.peers.peer_table import PeerTable
+from node.coordinator.peers.peers import Peers
+from node.coordinator.requests.door import Door
 from node.coordinator.run_status import LiveStatus, RunReport
+from node.coordinator.streams.learner_stream import LearnerStream, LearnerStreams
+from node.coordinator.streams.reward_checking import RewardChecking, Verifier
+from node.coordinator.transactions.outcomes import Outcomes
+from node.coordinator.transactions.run_ledger import RunLedger
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.decisions.decision import Batch
 from node.coordinator.work.decisions.leasing import LeaseRequest, ReturnedLeases, release
 from node.coordinator.work.decisions.step_history import Hello
+from node.coordinator.work.decisions.submitted_groups import Submission, Submitted
 from node.coordinator.work.decisions.trust import Quarantine
 from node.coordinator.work.decisions.upkeep import task_is
-from node.coordinator.work.decisions.verdicts import Submission, Submitted
 from node.coordinator.work.evaluation.held_out_score import answer_of
 from node.coordinator.work.slots.slot import is_held_out
 from node.coordinator.work.terms.model_check import Learner, SamplerModel, StatedText
@@ -42,14 +42,14 @@ from node.coordinator.work.terms.run_terms import NO_EVALUATION, EvaluationSetti
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
-from node.rpc.channel import ConnectionLost
+from node.rpc.call_ends import ConnectionLost
 from node.system.waits import side_by_side
 from node.telemetry.own_faults import OwnFaults
-from node.values.failure import FailedLease
+from node.values.groups.failure import FailedLease
+from node.values.groups.rollout import EncodedGroup, GroupHeader, LeaseGrant, RolloutGroup
+from node.values.groups.sampling_parameters import SamplingParameters
 from node.values.policy import NO_BASE, Announcement, Artifact, ArtifactKey, BaseModel, PolicyVersion
-from node.values.rollout import EncodedGroup, GroupHeader, LeaseGrant, RolloutGroup
 from node.values.run import Role
-from node.values.sampling_parameters import SamplingParameters
 from node.wire.rollouts import finding_from_wire
 from simulation.disks import DiedError, SimulatedDisk, SimulatedLedger
 from simulation.faults import Plan

@@ -16,17 +16,18 @@ from typing import Any
 from learner.intake.batch_buffer import BatchBuffer
 from learner.intake.group_verdict import GroupRules, judge
 from learner.intake.trained_slots import TrainedSlots
-from node.clients.outstanding_rollouts import OutstandingRollouts
+from node.clients.rollouts.outstanding_rollouts import OutstandingRollouts
 from node.coordinator.fleet.peer_reports import HeartbeatReport, LearnerReport
-from node.coordinator.learner_stream import Quarantines
+from node.coordinator.streams.learner_stream import Quarantines
 from node.coordinator.work.decisions.step_history import Hello
 from node.coordinator.work.terms.model_check import Learner
 from node.errors import RefusedError
-from node.rpc.channel import Backoff, ConnectionLost
+from node.rpc.call_ends import ConnectionLost
+from node.system.backoff import Backoff
+from node.values.groups.rollout import EncodedGroup, RolloutGroup
+from node.values.groups.verdict import GroupVerdict, Verdict
 from node.values.policy import PolicyVersion
-from node.values.rollout import EncodedGroup, RolloutGroup
 from node.values.run import Role, StepRecord
-from node.values.verdict import GroupVerdict, Verdict
 from simulation.faults import Plan
 from simulation.hub import LAYOUT, RUN_ID, TOKENIZER, Hub, peer_of, root_of
 from simulation.network import Network, Stream, call

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from node.rpc.channel import ConnectionLost
+from node.rpc.call_ends import ConnectionLost
 from simulation.virtual_loop import Process, VirtualLoop
 
 Answer = TypeVar("Answer")

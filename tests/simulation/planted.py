@@ -13,10 +13,10 @@ from typing import Any
 from unittest import mock
 
 from learner.intake.batch_buffer import BatchBuffer
-from node.clients.outstanding_rollouts import OutstandingRollouts
-from node.coordinator.learner_stream import LearnerStreams
+from node.clients.rollouts.outstanding_rollouts import OutstandingRollouts
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.run_ledger import RunLedger
+from node.coordinator.streams.learner_stream import LearnerStreams
+from node.coordinator.transactions.run_ledger import RunLedger
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.decisions import leasing
 from node.coordinator.work.samplers.sampler_standing import Standing

@@ -12,12 +12,13 @@ import numpy as np
 
 from node.coordinator.fleet.peer_reports import HeartbeatReport
 from node.errors import Reason, RefusedError
-from node.rpc.channel import Backoff, ConnectionLost
-from node.values.failure import FailedLease, Failure
+from node.rpc.call_ends import ConnectionLost
+from node.system.backoff import Backoff
+from node.values.groups.failure import FailedLease, Failure
+from node.values.groups.rollout import Completion, EncodedGroup, Finish, LeaseGrant, PromptLease, RolloutGroup
+from node.values.groups.verdict import Verdict
 from node.values.policy import PolicyVersion
-from node.values.rollout import Completion, EncodedGroup, Finish, LeaseGrant, PromptLease, RolloutGroup
 from node.values.run import Role
-from node.values.verdict import Verdict
 from node.weights.planning.cheapest_chain import plan_catch_up, plan_fresh
 from node.wire.rollouts import group_to_wire
 from sampler.rollouts.group_submitter import GroupSubmitter

@@ -9,11 +9,11 @@ from typing import Any
 from node.coordinator.fleet.peer_reports import HeartbeatReport
 from node.coordinator.work.slots.slot import group_id
 from node.errors import RefusedError
-from node.rpc.channel import ConnectionLost
-from node.values.failure import FailedLease, Failure
+from node.rpc.call_ends import ConnectionLost
+from node.values.groups.failure import FailedLease, Failure
+from node.values.groups.rollout import EncodedGroup, PromptLease, RolloutGroup
 from node.values.limits import LEASES_PER_REQUEST
 from node.values.policy import PolicyVersion
-from node.values.rollout import EncodedGroup, PromptLease, RolloutGroup
 from node.values.run import Role
 from simulation.faults import FaultKind, K, Plan
 from simulation.hub import WORK, Hub, peer_of, root_of

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from node.rpc.channel import ConnectionLost
+from node.rpc.call_ends import ConnectionLost
 from simulation.faults import Fault, FaultKind, draw_plan
 from simulation.network import Network, Stream
 from simulation.planted import PLANTED

@@ -9,10 +9,11 @@ from typing import Any, Final
 import numpy as np
 
 from node.errors import RefusedError
-from node.rpc.channel import Backoff, ConnectionLost
-from node.values.failure import Failure
-from node.values.reward_finding import GroupGrades, RewardCheck, RewardFinding
-from node.values.rollout import EncodedGroup
+from node.rpc.call_ends import ConnectionLost
+from node.system.backoff import Backoff
+from node.values.groups.failure import Failure
+from node.values.groups.reward_finding import GroupGrades, RewardCheck, RewardFinding
+from node.values.groups.rollout import EncodedGroup
 from node.wire.rollouts import finding_to_wire
 from simulation.hub import Hub
 from simulation.network import Network, Stream

@@ -33,11 +33,11 @@ from node.coordinator.work.slots.slot import (
     parse_group_id,
     slot_and_attempt,
 )
-from node.values.failure import Failure
+from node.values.groups.failure import Failure
+from node.values.groups.rollout import LeaseGrant, LeasePurpose, RolloutGroup
+from node.values.groups.verdict import GroupVerdict, Verdict
 from node.values.policy import PolicyVersion
-from node.values.rollout import LeaseGrant, LeasePurpose, RolloutGroup
 from node.values.run import StepRecord
-from node.values.verdict import GroupVerdict, Verdict
 from simulation.faults import Plan
 from simulation.virtual_loop import VirtualLoop
 

@@ -20,7 +20,7 @@ from typing import Any
 from heterorl.v1 import rollout_pb2
 from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.errors import RefusedError, StartupError
-from node.values.rollout import LeaseGrant, RolloutGroup
+from node.values.groups.rollout import LeaseGrant, RolloutGroup
 from simulation.disks import DiedError, SimulatedDisk
 from simulation.faults import Plan
 from simulation.hub import Hub, Shelf, draw_for

@@ -16,9 +16,9 @@ from heterorl.v1 import common_pb2, membership_pb2, rollout_pb2
 from node.commands.cli import main
 from node.errors import Reason
 from node.identity.identity_store import Identity
-from node.rpc.channel import REASON_KEY
-from node.values.reward_finding import GroupGrades, RewardCheck, RewardFinding
-from node.values.rollout import RolloutGroup
+from node.rpc.call_ends import REASON_KEY
+from node.values.groups.reward_finding import GroupGrades, RewardCheck, RewardFinding
+from node.values.groups.rollout import RolloutGroup
 from node.wire.rollouts import encoded_from_wire, finding_to_wire, group_from_wire
 from support.groups import without_grades
 from support.hub import TIMEOUT_S, HandDrain, HandPeer, RunningHub, answer_to, submission

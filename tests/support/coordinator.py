@@ -6,18 +6,18 @@ from typing import Any
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Balance, Transaction
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.decisions import leasing, step_history, upkeep, verdicts
+from node.coordinator.work.decisions import leasing, step_history, submitted_groups, upkeep
 from node.coordinator.work.decisions.decision import Decision
 from node.coordinator.work.decisions.leasing import LeaseRequest, Released, ReturnedLeases, release
-from node.coordinator.work.decisions.verdicts import Submission, Submitted
+from node.coordinator.work.decisions.submitted_groups import Submission, Submitted
 from node.coordinator.work.evaluation.held_out_score import answer_of
 from node.coordinator.work.samplers.sampler_standing import Standing
 from node.coordinator.work.slots.slot import is_held_out, parse_group_id
 from node.coordinator.work.terms.model_check import Learner
 from node.coordinator.work.terms.run_terms import NO_EVALUATION, EvaluationSettings, RunTerms, Work
-from node.values.failure import FailedLease, Failure
+from node.values.groups.failure import FailedLease, Failure
+from node.values.groups.rollout import EncodedGroup, LeaseGrant, PromptLease, RolloutGroup
 from node.values.policy import PolicyVersion
-from node.values.rollout import EncodedGroup, LeaseGrant, PromptLease, RolloutGroup
 from node.values.run import StepRecord
 from support.groups import SAMPLING, make_group
 
@@ -130,7 +130,7 @@ class Desk:
         encoded = EncodedGroup(b"group ", lease_id.encode(), lease_id, sampler_id)
         answer = answer_of(group) if is_held_out(lease_id) else None
         request = Submission(encoded, group.header, answer)
-        submitted: Submitted = self.settle(verdicts.submission(self.accounts, request, now=self.now))
+        submitted: Submitted = self.settle(submitted_groups.submission(self.accounts, request, now=self.now))
         return submitted
 
     def evaluate(self, head: int) -> None:

@@ -5,26 +5,26 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from node.coordinator.door import Door
 from node.coordinator.fleet.peer_reports import Joining
-from node.coordinator.learner_stream import LearnerStream, LearnerStreams
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.metrics import CoordinatorMetrics
-from node.coordinator.outcomes import Outcomes
-from node.coordinator.peers import Peers
-from node.coordinator.run_ledger import RunLedger
+from node.coordinator.peers.peers import Peers
+from node.coordinator.requests.door import Door
+from node.coordinator.streams.learner_stream import LearnerStream, LearnerStreams
+from node.coordinator.transactions.outcomes import Outcomes
+from node.coordinator.transactions.run_ledger import RunLedger
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.decisions import leasing
 from node.coordinator.work.decisions.leasing import Expired, LeaseRequest
 from node.coordinator.work.decisions.step_history import Hello
-from node.coordinator.work.decisions.verdicts import Submission
+from node.coordinator.work.decisions.submitted_groups import Submission
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
 from node.telemetry.own_faults import OwnFaults
+from node.values.groups.rollout import EncodedGroup, LeaseGrant
+from node.values.groups.verdict import GroupVerdict, Verdict
 from node.values.policy import PolicyVersion
-from node.values.rollout import EncodedGroup, LeaseGrant
 from node.values.run import Role
-from node.values.verdict import GroupVerdict, Verdict
 from support.clock import ManualClock
 from support.coordinator import BOUNDS, LEARNER, make_accounts, make_answer
 

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from node.values.rollout import Completion
-from node.values.sampling_parameters import SamplingParameters
+from node.values.groups.rollout import Completion
+from node.values.groups.sampling_parameters import SamplingParameters
 from node.weights.format.digests import Words
 from sampler.config import SamplerConfig
 from sampler.engines.decoding.cached_model import cache_argument

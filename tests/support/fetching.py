@@ -2,8 +2,8 @@
 
 import asyncio
 
+from bench.held_policy import HeldPolicy
 from bench.whole_versions import WholeVersion
-from node.weights.assembly.held import HeldPolicy
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import Manifest
 from node.weights.transfer.fetcher import Fetcher

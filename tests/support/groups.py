@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from node.values.rollout import Completion, Finish, RolloutGroup
-from node.values.sampling_parameters import SamplingParameters
+from node.values.groups.rollout import Completion, Finish, RolloutGroup
+from node.values.groups.sampling_parameters import SamplingParameters
 
 SAMPLING = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=8)
 

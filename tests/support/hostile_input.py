@@ -30,13 +30,13 @@ from node.errors import Reason, RefusedError
 from node.identity.certificates import read_curve_key
 from node.identity.revocation import Revocations
 from node.rpc.strangers.client_hello import server_name_in
-from node.values.failure import FailedLease, Failure
+from node.values.groups.failure import FailedLease, Failure
+from node.values.groups.rollout import LeaseGrant
+from node.values.groups.verdict import GroupVerdict
+from node.values.groups.well_formed import check_group
 from node.values.peer_figures import MachineFigures, SamplerFigures
 from node.values.policy import Announcement, ArtifactKey
-from node.values.rollout import LeaseGrant
 from node.values.run import PeerQuery, Role, RunSettings, RunStatus, StepRecord, StepReport, Teaching
-from node.values.verdict import GroupVerdict
-from node.values.well_formed import check_group
 from node.weights.assembly.apply import make_frame
 from node.weights.codec.frame_codec import decode_frame
 from node.weights.format.dtypes import DTYPES

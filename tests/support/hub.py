@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
+from bench.role_on_wire import role_to_wire
 from heterorl.v1 import (
     common_pb2,
     membership_pb2,
@@ -21,14 +22,14 @@ from heterorl.v1 import (
 )
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.coordinator_role import build
-from node.coordinator.coordinator_service import CoordinatorService
+from node.coordinator.lifecycle.coordinator_service import CoordinatorService
 from node.identity.identity_store import Identity
 from node.rpc.channel import Purpose, dial
+from node.values.groups.rollout import EncodedGroup, RolloutGroup
+from node.values.groups.sampling_parameters import SamplingParameters
 from node.values.protocol import OURS
-from node.values.rollout import EncodedGroup, RolloutGroup
 from node.values.run import Role
-from node.values.sampling_parameters import SamplingParameters
-from node.wire.mapping import from_wire, role_to_wire
+from node.wire.mapping import from_wire
 from node.wire.rollouts import encoded_from_wire, group_from_wire, group_to_wire, submission_to_wire
 from support.clock import ManualClock
 from support.groups import SAMPLING, make_group

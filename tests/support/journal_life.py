@@ -9,7 +9,7 @@ from learner.journal.restart import JournalPlace
 from learner.journal.step_journal import StepJournal, groups_of, read_journal
 from learner.objective.entropy_switch import EntropySwitch
 from learner.step_log import TrainedGroup
-from node.values.rollout import EncodedGroup
+from node.values.groups.rollout import EncodedGroup
 from support.step_lines import make_step_line
 
 ORIGIN = Origin("run", "aa", "bb")

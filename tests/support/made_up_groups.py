@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from learner.model.model import Policy
 from learner.step.train_step import StepOutcome, train_step
 from learner.step_settings import StepSettings
-from node.values.rollout import Completion, RolloutGroup
+from node.values.groups.rollout import Completion, RolloutGroup
 from support.groups import SAMPLING, make_completion, make_group, with_replies
 
 VERSION: Final = 3

@@ -7,8 +7,8 @@ import numpy as np
 from node.kinds.noise_mask.engine import NoiseMaskEngine
 from node.kinds.noise_mask.network import NoiseMaskConfig, make_directory
 from node.kinds.noise_mask.values import as_text
-from node.values.rollout import RolloutGroup
-from node.values.sampling_parameters import SamplingParameters
+from node.values.groups.rollout import RolloutGroup
+from node.values.groups.sampling_parameters import SamplingParameters
 from sampler.config import SamplerConfig
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.engine_registry import load_engine

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from heterorl.v1 import orders_pb2, orders_pb2_grpc
-from node.coordinator.order_desk import SOCKET_NAME
+from node.coordinator.operators.order_desk import SOCKET_NAME
 from node.rpc.local_socket import called, local_channel
 from node.values.operator_order import Order
 from node.wire.mapping import from_wire, to_wire

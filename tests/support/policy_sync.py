@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
+from bench.held_policy import HeldPolicy
 from node.errors import Reason
 from node.system.clock import SystemClock
 from node.telemetry.metrics import NodeMetrics
+from node.values.groups.rollout import LeaseGrant
 from node.values.policy import PolicyVersion
-from node.values.rollout import LeaseGrant
-from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
 from node.weights.transfer.sources import Source

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from prometheus_client import CollectorRegistry
 
+from bench.held_policy import HeldPolicy
 from bench.whole_versions import WholeVersion
 from learner.masters.master_access import MasterAccess
 from learner.masters.master_words import MasterWords
@@ -25,7 +26,6 @@ from node.system.clock import SystemClock
 from node.telemetry.metrics import NodeMetrics
 from node.values.policy import ArtifactKey, PolicyVersion
 from node.values.run import RunSettings
-from node.weights.assembly.held import HeldPolicy
 from node.weights.assembly.stored import StoredVersions
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from node.values.sampling_parameters import SamplingParameters
+from node.values.groups.sampling_parameters import SamplingParameters
 from sampler.config import SamplerConfig
 from sampler.engines.engine import Engine, GenerationRequest
 from sampler.engines.remote.remote_engine import RemoteEngine

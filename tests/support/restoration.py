@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from node.clients.outstanding_rollouts import OutstandingRollouts
+from node.clients.rollouts.outstanding_rollouts import OutstandingRollouts
 from node.coordinator.ledger.ledger_copies import back_up, restore
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.work.decisions import step_history, verdicts
+from node.coordinator.work.decisions import judged_groups, step_history
 from node.coordinator.work.decisions.step_history import Hello
 from node.coordinator.work.slots.slot import group_id
 from node.errors import Reason, RefusedError
+from node.values.groups.verdict import GroupVerdict, Verdict
 from node.values.run import StepRecord
-from node.values.verdict import GroupVerdict, Verdict
 from support.coordinator import BOUNDS, LEARNER, NOW_S
 from support.ledgers import LedgerDesk
 
@@ -93,7 +93,9 @@ class Learner:
         self.sent.add(name)
         if self.outstanding.delivered(name):
             self.outstanding.judged(GroupVerdict(name, Verdict.ACCEPTED))
-            desk.settle(verdicts.judgement(desk.accounts, GroupVerdict(name, Verdict.ACCEPTED), now=desk.now))
+            desk.settle(
+                judged_groups.judgement(desk.accounts, GroupVerdict(name, Verdict.ACCEPTED), now=desk.now)
+            )
             self.buffer.append(name)
 
     def step(self, desk: LedgerDesk | None, draw: random.Random) -> None:

@@ -17,9 +17,10 @@ from heterorl.v1 import membership_pb2, model_pb2, policy_pb2, rollout_pb2
 from node.errors import Reason, RefusedError
 from node.identity.identity_store import Identity
 from node.identity.revocation import RevocationList
+from node.rpc.call_ends import ConnectionLost, classified
 from node.rpc.calls.live_rpcs import Admission, RpcLimits
 from node.rpc.calls.server import Audience, RpcServer, ServerLimits
-from node.rpc.channel import KEEPALIVE, ConnectionLost, Keepalive, classified
+from node.rpc.channel import KEEPALIVE, Keepalive
 from node.rpc.strangers.strangers_gate import GateLimits
 from node.system.clock import Clock, SystemClock
 from support.identity import MadeRun

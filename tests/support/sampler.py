@@ -10,6 +10,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from bench.held_policy import HeldPolicy
 from heterorl.v1 import common_pb2
 from node.exit_code import ExitCode
 from node.process.daemon import StartStage, run_daemon
@@ -17,7 +18,6 @@ from node.process.role_context import RoleContext, load_build
 from node.text.text_rules import TextRules
 from node.text.tokenizer import tokenizer_digest
 from node.values.run import Role
-from node.weights.assembly.held import HeldPolicy
 from sampler.config import SamplerConfig, VerifierConfig
 from sampler.engines.torch.torch_engine import TorchEngine
 from sampler.engines.words.model_words import frame_digests

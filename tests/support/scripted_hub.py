@@ -9,11 +9,11 @@ import grpc
 import grpc.aio
 
 from heterorl.v1 import orders_pb2, rollout_pb2, rollout_pb2_grpc
-from node.rpc.calls.auth import Context
+from node.rpc.calls.caller import Context
+from node.values.groups.rollout import RolloutGroup
+from node.values.groups.verdict import Verdict
 from node.values.operator_order import Order, OrderAnswer
-from node.values.rollout import RolloutGroup
 from node.values.run import StepRecord
-from node.values.verdict import Verdict
 from node.wire.mapping import from_wire, member_from_wire, to_wire
 from node.wire.rollouts import delivery_to_wire, source_of
 

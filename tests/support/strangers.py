@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 
 from node.rpc.address import split_address
-from node.rpc.channel import REASON_KEY
+from node.rpc.call_ends import REASON_KEY
 
 CONNECT_TIMEOUT_S: Final = 5.0
 

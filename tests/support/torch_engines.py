@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from node.values.rollout import Completion
-from node.values.sampling_parameters import SamplingParameters
+from node.values.groups.rollout import Completion
+from node.values.groups.sampling_parameters import SamplingParameters
 from node.weights.format.model_tensors import canonical_tensors
 from sampler.engines.decoding.sampling import RowSampling, sampling_distribution
 from sampler.engines.engine import GenerationRequest

@@ -27,14 +27,15 @@ from learner.step_log import StepLine, StepLog
 from learner.training.evidence import Evidence
 from learner.training.training_loop import TrainingLoop
 from learner.training.training_state import TrainingState
-from node.clients.rollout_drain import RolloutDrain
+from node.clients.rollouts.rollout_drain import RolloutDrain
 from node.identity.peer import Peer
-from node.rpc.channel import Backoff, Purpose, dial
+from node.rpc.channel import Purpose, dial
+from node.system.backoff import Backoff
 from node.system.clock import SystemClock
 from node.telemetry.metrics import NodeMetrics
 from node.values.evaluation import EvaluationNotice
+from node.values.groups.rollout import RolloutGroup
 from node.values.policy import PolicyVersion
-from node.values.rollout import RolloutGroup
 from node.values.run import Role, RunSettings, StepReport
 from node.weights.assembly.public_base import PublicBase
 from support.groups import SAMPLING, make_group

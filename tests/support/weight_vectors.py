@@ -13,9 +13,9 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
+from bench.held_policy import HeldPolicy
 from bench.whole_versions import encode_version
 from node.identity.signatures import SigningKey
-from node.weights.assembly.held import HeldPolicy
 from node.weights.codec.frame_codec import encode_frame, encode_planes, encode_step_planes
 from node.weights.format.digests import Words, payload_digest, words_digest
 from node.weights.format.layout import Layout, TensorSpec

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.held_policy import HeldPolicy
 from bench.whole_versions import EncodedVersion, encode_version
 from node.identity.signatures import SigningKey
 from node.values.policy import ArtifactKey
-from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.format.manifest import Codec, FrameRecord, Manifest, sign

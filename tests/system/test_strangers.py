@@ -17,7 +17,8 @@ import pytest
 from node.errors import RefusedError
 from node.identity.identity_store import Identity
 from node.rpc.address import join_address
-from node.rpc.channel import ConnectionLost, Purpose, classified, dial, dial_as_stranger
+from node.rpc.call_ends import ConnectionLost, classified
+from node.rpc.channel import Purpose, dial, dial_as_stranger
 from node.system import descriptors
 from support.coordinator_process import Coordinator, coordinator
 from support.identity import MadeRun, make_run

@@ -27,7 +27,8 @@ from node.identity.identity_store import IDENTITY_DIRECTORY, KEY_FILE, Identity
 from node.identity.peer import server_name
 from node.identity.run_description import RunDescription
 from node.rpc.address import join_address, split_target, split_targets
-from node.rpc.channel import ConnectionLost, Purpose, classified, dial
+from node.rpc.call_ends import ConnectionLost, classified
+from node.rpc.channel import Purpose, dial
 from node.rpc.clock_comparison import compare_clocks
 from node.rpc.proxy import OTHERS, Proxy, addresses_here, proxy_for, proxy_in
 from node.system.clock import moment

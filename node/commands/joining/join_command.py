@@ -34,15 +34,15 @@ from node.errors import COMMAND_LINE, ConfigError, Reason, RefusedError, Startup
 from node.identity.files import cannot_make, cannot_read, make_private_directory
 from node.identity.identity_store import IDENTITY_DIRECTORY, Identity
 from node.rpc.address import MEMBERS_PORT
-from node.rpc.channel import ConnectionLost
+from node.rpc.call_ends import ConnectionLost
 from node.rpc.hub import Hub
 from node.system import durable
 from node.system.device import AUTO, chosen_device
 from node.system.extras import NeededPackage
 from node.text.visible_text import visible
+from node.values.groups.verdict import Verdict
 from node.values.limits import TOKEN_BYTES
 from node.values.run import PeerQuery, Role
-from node.values.verdict import Verdict
 from node.weights.transfer.model_download import Progress as Show
 from node.weights.transfer.model_download import download_model
 

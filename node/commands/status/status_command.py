@@ -27,7 +27,8 @@ from node.identity.identity_store import IDENTITY_DIRECTORY, Identity, identity_
 from node.identity.peer import Peer
 from node.identity.run_description import FILE_NAME, RunDescription
 from node.rpc.address import ENROLMENT_PORT, MEMBERS_PORT, split_targets
-from node.rpc.channel import ConnectionLost, Purpose, call, dial
+from node.rpc.call_ends import ConnectionLost, call
+from node.rpc.channel import Purpose, dial
 from node.rpc.clock_comparison import compare_clocks
 from node.system.clock import Clock, SystemClock
 from node.text.visible_text import visible

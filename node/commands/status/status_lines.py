@@ -8,9 +8,9 @@ from rich.text import Text
 from node.commands.terminal import printable
 from node.text.wording import counted
 from node.values.evaluation import COVERAGE_PERCENT, REWARD, Evaluation, EvaluationStatus
+from node.values.groups.verdict import Verdict
 from node.values.policy import PolicyVersion
 from node.values.run import PeerStatus, Role, RunStatus, StepReport, Teaching
-from node.values.verdict import Verdict
 
 _BAD_PROMPTS_SHOWN: Final = 5
 

@@ -9,9 +9,9 @@ from rich.text import Text
 from node.commands.status.status_lines import counts, header, version_number
 from node.commands.terminal import printable, table
 from node.text.wording import counted, duration
+from node.values.groups.verdict import Verdict
 from node.values.peer_figures import text_of
 from node.values.run import PeerStatus, Role, RunStatus
-from node.values.verdict import Verdict
 
 SHOW_TWINS_S: Final = 120.0
 """How long a refused process is shown: for several of its retries, which are up to 30 s apart."""

@@ -29,8 +29,8 @@ from node.coordinator.data.row_json import read_json
 from node.coordinator.work.terms.run_data import NO_DATA, DataSeen
 from node.errors import ConfigError, Reason, RefusedError
 from node.questions.data_row import RowError, RowTally, column_of
+from node.tasks.task_options import TaskOptions
 from node.values.limits import ROW_BYTES
-from node.values.task_options import TaskOptions
 
 DIGEST_BYTES: Final = 16
 

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Set
 from typing import Final
 
-from node.values.verdict import GroupVerdict
+from node.values.groups.verdict import GroupVerdict
 
 HEARTBEATS_PER_S: Final = 1000.0
 """Limit for the whole fleet: three quarters of a core (``python -m bench.peers``)."""

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from node.coordinator.work.terms.model_check import Learner, SamplerModel, VerifierModel
+from node.values.groups.verdict import GroupVerdict
 from node.values.peer_figures import MachineFigures, SamplerFigures, reported
 from node.values.policy import PolicyVersion
 from node.values.protocol import OURS, Spoken
 from node.values.run import StepReport, Teaching
-from node.values.verdict import GroupVerdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from node.identity.files import write_secret
 from node.system import durable
 from node.system.file_lock import FileLock
 from node.values.fact import MalformedFactError
-from node.values.rollout import EncodedGroup
+from node.values.groups.rollout import EncodedGroup
 
 FILE_NAME: Final = "ledger.sqlite"
 

@@ -33,8 +33,8 @@ from node.coordinator.work.balance import Balance, Transaction
 from node.coordinator.work.slots.slot_generations import Generation
 from node.errors import DeposedError, Reason, RefusedError, StartupError
 from node.values.fact import MalformedFactError
+from node.values.groups.rollout import EncodedGroup
 from node.values.operator_order import REVOKE, Order
-from node.values.rollout import EncodedGroup
 
 _CONNECTION: Final[Mapping[str, Any]] = {
     # A database that vanished is noticed in 5 s, whether there is something to send or not.

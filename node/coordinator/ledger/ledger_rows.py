@@ -40,8 +40,8 @@ from node.coordinator.work.slots.slot_generations import Generation
 from node.coordinator.work.version_log import VERSIONS_REMEMBERED, Announced
 from node.errors import Reason, RefusedError
 from node.values.fact import Fact, Gone, MalformedFactError
-from node.values.failure import Failure
-from node.values.rollout import EncodedGroup
+from node.values.groups.failure import Failure
+from node.values.groups.rollout import EncodedGroup
 from node.values.run import StepRecord
 
 

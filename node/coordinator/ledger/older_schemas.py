@@ -23,8 +23,8 @@ from node.coordinator.work.terms.model_check import Learner
 from node.coordinator.work.terms.run_data import DataSeen
 from node.values.evaluation import Evaluation
 from node.values.fact import Fact, MalformedFactError
-from node.values.failure import BadPrompt, Failure
-from node.values.verdict import Verdict
+from node.values.groups.failure import BadPrompt, Failure
+from node.values.groups.verdict import Verdict
 
 OLDER: Final = (1, 2)
 

@@ -46,7 +46,7 @@ from node.coordinator.work.terms.run_terms import RunGrader, RunTerms
 from node.coordinator.work.version_log import VersionLog
 from node.values.evaluation import Evaluation
 from node.values.fact import Newest, OneFact
-from node.values.failure import BadPrompt
+from node.values.groups.failure import BadPrompt
 from node.values.operator_order import Order
 from node.values.run import StatusLine
 

@@ -18,9 +18,9 @@ from node.coordinator.work.terms.run_data import NO_DATA, DataSeen
 from node.coordinator.work.version_log import Announced
 from node.values.evaluation import Evaluation
 from node.values.fact import Fact, Gone, OneFact
-from node.values.failure import BadPrompt
+from node.values.groups.failure import BadPrompt
+from node.values.groups.rollout import EncodedGroup
 from node.values.operator_order import Order
-from node.values.rollout import EncodedGroup
 from node.values.run import StepRecord
 
 FACTS: Final[tuple[type[Fact], ...]] = (

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Set
 
 from node.coordinator.work.slots.open_slots import OpenSlots
 from node.coordinator.work.slots.slot import SlotKind, kind_of, slot_and_attempt
-from node.values.rollout import EncodedGroup
+from node.values.groups.rollout import EncodedGroup
 
 
 class SpooledGroups:

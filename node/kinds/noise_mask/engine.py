@@ -16,7 +16,7 @@ from torch.nn import functional
 from node.errors import Reason, RefusedError
 from node.kinds.noise_mask.network import NoiseMaskModel, log_density, read_prompts
 from node.kinds.noise_mask.values import EDGE, MaskSizes
-from node.values.rollout import Completion, Finish
+from node.values.groups.rollout import Completion, Finish
 from sampler.engines.engine import PROBE_ID, EngineSettings, GenerationRequest
 from sampler.engines.torch.live_model import LiveModel
 from sampler.engines.torch.whole_request_engine import WholeRequestEngine, refuse_truncation

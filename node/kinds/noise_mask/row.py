@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from node.kinds.noise_mask.values import read_row
 from node.questions.data_row import RowError, found_in
-from node.values.task_options import TaskOptions
+from node.tasks.task_options import TaskOptions
 
 
 class NoiseMaskOptions(TaskOptions):

@@ -10,7 +10,7 @@ from learner.model.micro_batches import MicroBatch
 from learner.model.scorer import UNBOUNDED, Scorer
 from node.kinds.noise_mask.network import NoiseMaskModel, log_density, read_prompts
 from node.kinds.noise_mask.values import MaskSizes
-from node.values.rollout import RolloutGroup
+from node.values.groups.rollout import RolloutGroup
 
 
 class NoiseMaskScorer(Scorer):

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from node.errors import Reason, RefusedError
-from node.values.rollout import RolloutGroup
+from node.values.groups.rollout import RolloutGroup
 
 LEVELS: Final = 256
 """Values of a pixel."""

@@ -22,7 +22,7 @@ from node.kinds.ranking.values import (
     separator_of,
 )
 from node.kinds.registry import model_config
-from node.values.rollout import Completion, Finish
+from node.values.groups.rollout import Completion, Finish
 from sampler.engines.engine import EngineSettings, GenerationRequest
 from sampler.engines.torch.live_model import LiveModel
 from sampler.engines.torch.whole_request_engine import ROWS_AT_ONCE, WholeRequestEngine, refuse_truncation

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from node.questions.data_row import RowError, found_in
 from node.questions.json_values import has_whole_characters, kind_of_value
+from node.tasks.task_options import TaskOptions
 from node.values.limits import PROMPT_TOKENS
-from node.values.task_options import TaskOptions
 
 
 class RankingOptions(TaskOptions):

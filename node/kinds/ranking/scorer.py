@@ -25,7 +25,7 @@ from node.kinds.ranking.values import (
     pairs_of,
     separator_of,
 )
-from node.values.rollout import RolloutGroup
+from node.values.groups.rollout import RolloutGroup
 
 _NO_CANDIDATE: Final = -1e20
 """Score that no sum sees. An infinite one would have no gradient where all candidates are ranked."""

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from node.errors import Reason, RefusedError, StartupError
-from node.values.rollout import RolloutGroup
+from node.values.groups.rollout import RolloutGroup
 
 PAIRED_TOKENS: Final = 1 << 22
 """Most tokens of a ranking: its candidates times the longest, each with the query before it."""

@@ -22,18 +22,12 @@ import grpc.aio
 from node.errors import Reason, Recovery, RefusedError
 from node.identity.peer import Peer
 from node.rpc.address import ENROLMENT_PORT, MEMBERS_PORT
-from node.rpc.calls.auth import (
-    GONE,
-    RULES,
-    Context,
-    Rule,
-    peer_of,
-    service_of,
-)
+from node.rpc.call_ends import HUB_CLOCK_KEY, REASON_KEY
 from node.rpc.calls.call_rates import CallRates, Rate
+from node.rpc.calls.caller import Context, peer_of
 from node.rpc.calls.live_rpcs import Admission, LiveRpc, LiveRpcs, RpcLimits
 from node.rpc.calls.messages import bounded_parser, first_message_s, only_request, requests, within
-from node.rpc.channel import HUB_CLOCK_KEY, REASON_KEY
+from node.rpc.calls.rpc_rules import GONE, RULES, Rule, service_of
 
 # Quoted: generic in the type stubs only.
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"

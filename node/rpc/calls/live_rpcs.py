@@ -18,8 +18,9 @@ from node.errors import CountRefusal, Reason, RefusedError
 from node.identity.own_identity import RenewedCertificates
 from node.identity.peer import Peer
 from node.identity.revocation import RevocationList
-from node.rpc.calls.auth import Context, Rule, certificate_of, check_role, not_after_of, peer_of
 from node.rpc.calls.call_rates import CallRates, Rate
+from node.rpc.calls.caller import Context, certificate_of, not_after_of, peer_of
+from node.rpc.calls.rpc_rules import Rule, check_role
 from node.rpc.strangers.connection_guard import Owners
 from node.system.clock import Clock, moment
 from node.values.limits import ROLLOUT_MESSAGE_BYTES

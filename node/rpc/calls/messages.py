@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 from node.errors import Reason, RefusedError
-from node.rpc.calls.auth import SUBMIT_ROLLOUTS, service_of
+from node.rpc.calls.rpc_rules import SUBMIT_ROLLOUTS, service_of
 from node.values.limits import MESSAGE_BYTES, ROLLOUT_MESSAGE_BYTES
 
 FIRST_MESSAGE_S: Final = 15.0

@@ -17,7 +17,8 @@ from typing import Final
 
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
 from node.errors import Reason, RefusedError
-from node.rpc.channel import Backoff, ConnectionLost, classified
+from node.rpc.call_ends import ConnectionLost, classified
+from node.system.backoff import Backoff
 from node.system.waits import wait_at_most
 from node.weights.format.manifest import Manifest
 from node.weights.transfer.payload_order import pushed_frames

@@ -18,7 +18,8 @@ import grpc.aio
 
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
 from node.errors import Reason, Recovery, RefusedError
-from node.rpc.channel import Backoff, ConnectionLost, call, classified
+from node.rpc.call_ends import ConnectionLost, call, classified
+from node.system.backoff import Backoff
 from node.system.waits import side_by_side
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.values import limits

@@ -4,7 +4,8 @@ import logging
 from collections.abc import Callable
 
 from node.errors import Reason, Recovery, RefusedError
-from node.rpc.channel import Backoff, ConnectionLost
+from node.rpc.call_ends import ConnectionLost
+from node.system.backoff import Backoff
 from node.values.policy import ArtifactKey
 from node.weights.transfer.ranges import LyingSourceError
 from node.weights.transfer.source_turns import Fault

@@ -22,7 +22,7 @@ from functools import partial
 from typing import Final
 
 from node.errors import Reason, RefusedError
-from node.rpc.channel import Backoff
+from node.system.backoff import Backoff
 from node.system.listeners import Listener, Listeners
 from node.system.waits import run_until, side_by_side, wait_at_most
 from node.telemetry.transfer_metrics import TransferMetrics

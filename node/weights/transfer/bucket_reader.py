@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
 from node.errors import RefusedError
-from node.rpc.channel import ConnectionLost, call
+from node.rpc.call_ends import ConnectionLost, call
 from node.rpc.proxy import follows_proxy
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.values.policy import ArtifactKey

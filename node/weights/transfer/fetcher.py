@@ -18,7 +18,8 @@ from typing import Final, Protocol, TypeVar
 
 from heterorl.v1 import policy_pb2
 from node.errors import Reason, RefusedError
-from node.rpc.channel import Backoff, ConnectionLost, call
+from node.rpc.call_ends import ConnectionLost, call
+from node.system.backoff import Backoff
 from node.system.waits import side_by_side
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.values.policy import Artifact, ArtifactKey

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from heterorl.v1 import policy_pb2
 from node.errors import RefusedError
-from node.rpc.channel import ConnectionLost, classified
+from node.rpc.call_ends import ConnectionLost, classified
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.weights.format.manifest import DamagedFrameError
 from node.weights.transfer.attempts import Attempts

@@ -18,9 +18,11 @@ from heterorl.v1 import model_pb2, model_pb2_grpc
 from node.errors import RefusedError, StartupError
 from node.identity.files import cannot_make, make_private_directory
 from node.identity.identity_store import Identity
-from node.rpc.channel import Backoff, ConnectionLost, Purpose, call, classified, dial
+from node.rpc.call_ends import ConnectionLost, call, classified
+from node.rpc.channel import Purpose, dial
 from node.rpc.hub import Hub
 from node.system import durable
+from node.system.backoff import Backoff
 from node.system.waits import side_by_side
 from node.weights.format.model_listing import ModelFile, check_listing
 

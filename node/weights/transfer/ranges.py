@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 
 import grpc.aio
 
-from node.rpc.channel import ConnectionLost
+from node.rpc.call_ends import ConnectionLost
 from node.values import limits
 from node.values.policy import ArtifactKey
 from node.weights.format.manifest import Manifest

@@ -16,8 +16,10 @@ import grpc.aio
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
 from node.errors import RefusedError
 from node.rpc.address import is_loopback, split_target, split_targets
-from node.rpc.channel import Backoff, Caller, ConnectionLost, Purpose, classified, dial
+from node.rpc.call_ends import ConnectionLost, classified
+from node.rpc.channel import Caller, Purpose, dial
 from node.rpc.hub import Hub
+from node.system.backoff import Backoff
 from node.system.clock import Clock
 from node.system.waits import wait_at_most
 from node.telemetry.transfer_metrics import TransferMetrics

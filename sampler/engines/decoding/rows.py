@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from node.errors import Reason, RefusedError
-from node.values.rollout import Completion, Finish
+from node.values.groups.rollout import Completion, Finish
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.text.stop_strings import StopSearch
 

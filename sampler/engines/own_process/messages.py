@@ -16,8 +16,8 @@ from typing import Any, Final
 import numpy as np
 
 from node.errors import ConfigError, HeteroRLError, Reason, RefusedError, StartupError
-from node.values.rollout import Completion, Finish
-from node.values.sampling_parameters import SamplingParameters
+from node.values.groups.rollout import Completion, Finish
+from node.values.groups.sampling_parameters import SamplingParameters
 from sampler.engines.engine import GenerationRequest
 
 Message = dict[str, Any]

@@ -22,8 +22,8 @@ import numpy as np
 from node.errors import StartupError
 from node.system.file_lock import FileLock
 from node.text.text_rules import differing_rules
-from node.values.rollout import Completion
-from node.values.sampling_parameters import SamplingParameters
+from node.values.groups.rollout import Completion
+from node.values.groups.sampling_parameters import SamplingParameters
 from node.weights.format.layout import Layout
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.engine_options import RemoteOptions

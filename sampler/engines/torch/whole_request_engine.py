@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from node.errors import Reason, RefusedError
-from node.values.rollout import Completion
-from node.values.sampling_parameters import SamplingParameters
+from node.values.groups.rollout import Completion
+from node.values.groups.sampling_parameters import SamplingParameters
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.torch.live_model import LiveModel
 

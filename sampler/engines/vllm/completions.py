@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from node.values.rollout import Completion, Finish
+from node.values.groups.rollout import Completion, Finish
 from sampler.engines.engine import GenerationRequest
 
 _TOKEN_BYTES: Final = 512

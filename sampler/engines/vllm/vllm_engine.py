@@ -23,7 +23,7 @@ from typing import Any, Final
 import torch
 
 from node.errors import ConfigError, Reason, RefusedError, StartupError
-from node.values.rollout import Completion
+from node.values.groups.rollout import Completion
 from sampler.engines.engine import TEXT_PROBE, EngineSettings, GenerationRequest, check_fits
 from sampler.engines.engine_options import VllmOptions
 from sampler.engines.text.model_tokenizer import ModelTokenizer

@@ -10,7 +10,7 @@ from node.grading.completion import CompletionText, Graded, GraderOutageError, R
 from node.grading.grader import TIMED_NOISE, AnswerGrader, check_time, option_refused
 from node.questions.answer_part import answer_part
 from node.questions.data_row import column_of
-from node.values.task_options import TaskNeeds
+from node.tasks.task_options import TaskNeeds
 from sampler.graders.code.code_options import CodeOptions, CodeSettings
 from sampler.graders.code.program_tests import check_tests
 from sampler.tasks.processes.grader_link import check_socket

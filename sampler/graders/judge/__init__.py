@@ -12,7 +12,7 @@ from node.grading.grader import AnswerGrader, check_time, option_refused
 from node.questions.messages import content_text
 from node.questions.question import question_of
 from node.system.extras import NeededPackage
-from node.values.task_options import TaskNeeds
+from node.tasks.task_options import TaskNeeds
 from sampler.graders.judge.judge_endpoint import JudgeEndpoint
 from sampler.graders.judge.judge_options import JudgeOptions, JudgeSettings
 

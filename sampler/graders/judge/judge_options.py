@@ -5,7 +5,7 @@ from typing import Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from node.values.task_options import checked_pattern
+from node.tasks.task_options import checked_pattern
 from sampler.graders.judge.judge_endpoint import JudgeEndpoint
 
 JUDGE_FIELD: Final = re.compile(r"\{(question|answer|completion)\}")

@@ -15,8 +15,8 @@ from typing import Any, Final
 from pydantic import Field, JsonValue
 
 from node.grading.completion import CompletionText, Message, Row
+from node.tasks.task_options import TaskOptions
 from node.values.limits import GROUP_METRICS, PROMPT_TOKENS
-from node.values.task_options import TaskOptions
 
 MOST_ROLLOUTS: Final = 4096
 """Rollouts that wait at once; those of groups that were dropped are never asked for again."""

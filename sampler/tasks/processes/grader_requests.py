@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
 
-from node.values.failure import Failure
+from node.values.groups.failure import Failure
 from node.values.limits import GROUP_METRICS, METRIC_NAME_PATTERN, METRIC_VALUE, REWARD
 from sampler.tasks.processes.grader_worker import PROMPT_CHARACTERS
 from sampler.tasks.task import CompletionText, Message

@@ -12,7 +12,7 @@ from bench.cheat_lab.lies import BFLOAT16, CHEATS, DRAWS, LIES, NAMES, PROMPTS, 
 from bench.cheat_lab.other_draws import Completions, copied, random_tokens, replayed
 from bench.cheat_lab.other_weights import BEHIND_VERSIONS, eight_bit, noisy, stale
 from node.coordinator.work.checks.verifier_places import GRADING_LIMIT_S
-from node.values.rollout import Completion, Finish
+from node.values.groups.rollout import Completion, Finish
 from sampler.tasks.task import CompletionText
 
 PROMPT, OTHER = np.array([1, 2], np.int32), np.array([1, 3], np.int32)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from bench.held_policy import HeldPolicy
 from bench.kill_lab.instants import Instant, wait_for
 from bench.kill_lab.plan import Plan
 from bench.kill_lab.stage import Stage
@@ -22,7 +23,6 @@ from learner.journal.restart import JournalPlace
 from learner.journal.step_journal import FILE, StepJournal
 from learner.objective.entropy_switch import EntropySwitch
 from learner.step_log import TrainedGroup
-from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec
 from sampler.engines.words.model_words import ArrayWords

@@ -9,7 +9,7 @@ import torch
 from bench.learner.__main__ import QUICK_SHAPES, compare
 from bench.learner.report import report, write_report
 from bench.learner.steps import gradient_of, make_groups, make_model, padded_ids, step_makers
-from node.values.well_formed import check_group
+from node.values.groups.well_formed import check_group
 
 SHAPE = QUICK_SHAPES[0]
 

@@ -6,8 +6,8 @@ from node.coordinator.work.balance import Balance, Transaction
 from node.coordinator.work.samplers.tallies import Tally
 from node.coordinator.work.slots.slot import SlotBalance, SlotState
 from node.coordinator.work.slots.slot_generations import Generation
+from node.values.groups.verdict import Verdict
 from node.values.run import StepRecord
-from node.values.verdict import Verdict
 from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
 
 STEP = StepRecord(1, ("0.1",), (0,))

@@ -14,7 +14,7 @@ from node.coordinator.work.slots.bad_prompts import (
     Report,
 )
 from node.values.fact import Gone
-from node.values.failure import BadPrompt, Failure
+from node.values.groups.failure import BadPrompt, Failure
 from support.present import present
 
 MANY = 1 << 20

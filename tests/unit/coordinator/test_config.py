@@ -5,8 +5,8 @@ import pytest
 from pydantic import ValidationError
 
 from node.coordinator.config import CoordinatorConfig
-from node.values.sampling_parameters import SamplingParameters
-from node.values.task_options import checked_options
+from node.tasks.task_options import checked_options
+from node.values.groups.sampling_parameters import SamplingParameters
 from support.present import present
 from support.refusals import naming
 

@@ -10,16 +10,16 @@ import pytest
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Balance
 from node.coordinator.work.capacity import Capacity
-from node.coordinator.work.decisions import leasing, upkeep, verdicts
+from node.coordinator.work.decisions import judged_groups, leasing, upkeep
 from node.coordinator.work.decisions.decision import NOTHING
 from node.coordinator.work.decisions.leasing import LeaseRequest
-from node.coordinator.work.slots import slot_grants
+from node.coordinator.work.slots import next_slots as slot_grants
 from node.coordinator.work.slots.slot import Attempt, Slot, SlotBalance, SlotState
 from node.errors import Reason, RefusedError
-from node.values.failure import Failure
+from node.values.groups.failure import Failure
+from node.values.groups.rollout import LeaseGrant
+from node.values.groups.verdict import GroupVerdict, Verdict
 from node.values.policy import PolicyVersion
-from node.values.rollout import LeaseGrant
-from node.values.verdict import GroupVerdict, Verdict
 from support.coordinator import BOUNDS, LEARNER, TTL_S, WORK, Desk, make_accounts, make_answer
 from support.groups import make_completion, make_group
 from support.refusals import refused
@@ -35,9 +35,9 @@ def grant(desk: Desk, wanted: int = 1, *, held: int | None = 0) -> LeaseGrant:
     return leasing.lease(desk.accounts, LeaseRequest("s1", wanted, version), now=desk.now).answer
 
 
-def judge(desk: Desk, group_id: str, verdict: Verdict) -> verdicts.Judged | None:
-    judged: verdicts.Judged | None = desk.settle(
-        verdicts.judgement(desk.accounts, GroupVerdict(group_id, verdict), now=desk.now)
+def judge(desk: Desk, group_id: str, verdict: Verdict) -> judged_groups.Judged | None:
+    judged: judged_groups.Judged | None = desk.settle(
+        judged_groups.judgement(desk.accounts, GroupVerdict(group_id, verdict), now=desk.now)
     )
     return judged
 
@@ -198,7 +198,7 @@ def test_a_group_that_grows_stale_after_acceptance_is_sampled_again(desk: Desk) 
     desk.lease()
     desk.submit("0.1")
     judge(desk, "0.1", Verdict.ACCEPTED)
-    assert judge(desk, "0.1", Verdict.STALE) == verdicts.Judged("s1", None)
+    assert judge(desk, "0.1", Verdict.STALE) == judged_groups.Judged("s1", None)
     assert desk.lease("s2") == ["0.2"]
 
 
@@ -210,7 +210,7 @@ def test_a_group_that_teaches_nothing_is_consumed_and_makes_nobody_staler(desk: 
     for name in names[:2]:
         desk.submit(name)
         judge(desk, name, Verdict.ACCEPTED)
-        assert judge(desk, name, Verdict.UNINFORMATIVE) == verdicts.Judged("s1", None)
+        assert judge(desk, name, Verdict.UNINFORMATIVE) == judged_groups.Judged("s1", None)
     assert desk.accounts.slots.open.untrained_slots() == []
     assert desk.accounts.slots.counts()[SlotState.UNINFORMATIVE] == 2
     assert desk.accounts.tallies.total()[Verdict.UNINFORMATIVE] == 2

@@ -10,9 +10,9 @@ from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work.capacity import Capacity
 from node.coordinator.work.decisions.leasing import ReturnedLeases, release, room
 from node.errors import Reason
-from node.values.failure import FailedLease, Failure
+from node.values.groups.failure import FailedLease, Failure
+from node.values.groups.verdict import GroupVerdict, Verdict
 from node.values.run import StepRecord
-from node.values.verdict import GroupVerdict, Verdict
 from support.coordinator import TTL_S
 from support.door import OpenDoor
 from support.refusals import refused

@@ -35,12 +35,12 @@ from node.coordinator.work.slots.slot import (
 )
 from node.coordinator.work.terms.run_terms import NO_EVALUATION, EvaluationSettings
 from node.values.evaluation import Evaluation, EvaluationStatus
-from node.values.failure import Failure
+from node.values.groups.failure import Failure
+from node.values.groups.reward_finding import RewardCheck, RewardFinding
+from node.values.groups.rollout import Finish, LeasePurpose
+from node.values.groups.sampling_parameters import SamplingParameters
+from node.values.groups.verdict import Verdict
 from node.values.policy import PolicyVersion
-from node.values.reward_finding import RewardCheck, RewardFinding
-from node.values.rollout import Finish, LeasePurpose
-from node.values.sampling_parameters import SamplingParameters
-from node.values.verdict import Verdict
 from support.coordinator import BOUNDS, LEARNER, NOW_S, TTL_S, WORK, Desk, make_accounts
 from support.groups import SAMPLING, make_completion
 from support.present import present

@@ -14,10 +14,10 @@ from node.coordinator.work.terms.model_check import Learner
 from node.coordinator.work.terms.run_data import DataSeen
 from node.values.evaluation import Evaluation
 from node.values.fact import VALUE_CHARACTERS, Fact, MalformedFactError
-from node.values.failure import BadPrompt, Failure
+from node.values.groups.failure import BadPrompt, Failure
+from node.values.groups.verdict import Verdict
 from node.values.operator_order import Order
 from node.values.run import StatusLine
-from node.values.verdict import Verdict
 from support.coordinator import NOW_S, make_accounts
 
 WRITTEN = {

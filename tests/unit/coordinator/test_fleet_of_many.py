@@ -7,8 +7,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from node.coordinator.fleet.peer_reports import HeartbeatReport, Joining
 from node.coordinator.fleet.survey import SHOWN_SAMPLERS
 from node.coordinator.metrics import CoordinatorMetrics
-from node.coordinator.peer_table import PeerTable
-from node.coordinator.peers import Peers
+from node.coordinator.peers.peer_table import PeerTable
+from node.coordinator.peers.peers import Peers
 from node.coordinator.work.balance import Balance
 from node.identity.peer import Peer
 from node.telemetry.metrics import exposition

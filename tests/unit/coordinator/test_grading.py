@@ -14,12 +14,13 @@ from node.coordinator.work.checks.reward_checks import HELD_S, RewardChecks
 from node.coordinator.work.checks.verifier_places import VerifierPlaces
 from node.coordinator.work.decisions import findings, upkeep
 from node.coordinator.work.decisions.findings import GroupFinding
-from node.coordinator.work.decisions.verdicts import Submitted, judgement
+from node.coordinator.work.decisions.judged_groups import judgement
+from node.coordinator.work.decisions.submitted_groups import Submitted
 from node.coordinator.work.slots.slot import SlotBalance, SlotState, slot_and_attempt
-from node.values.failure import Failure
-from node.values.reward_finding import GroupGrades, RewardCheck, RewardFinding
-from node.values.rollout import EncodedGroup
-from node.values.verdict import GroupVerdict, Verdict
+from node.values.groups.failure import Failure
+from node.values.groups.reward_finding import GroupGrades, RewardCheck, RewardFinding
+from node.values.groups.rollout import EncodedGroup
+from node.values.groups.verdict import GroupVerdict, Verdict
 from node.wire.rollouts import graded, group_from_wire, group_to_wire
 from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
 from support.groups import without_grades

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from node.coordinator.work.terms.group_check import objection
-from node.values.rollout import RolloutGroup
-from node.values.verdict import Verdict
+from node.values.groups.rollout import RolloutGroup
+from node.values.groups.verdict import Verdict
 from support.coordinator import LEARNER, WORK, Desk, make_answer
 from support.groups import SAMPLING, make_completion
 

@@ -21,10 +21,10 @@ from node.coordinator.work.samplers.tallies import Tally
 from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.enrolment.tokens import Token
 from node.errors import DeposedError, Reason, RefusedError
+from node.values.groups.rollout import EncodedGroup
+from node.values.groups.verdict import Verdict
 from node.values.operator_order import Order
-from node.values.rollout import EncodedGroup
 from node.values.run import Role
-from node.values.verdict import Verdict
 from support.coordinator import LEARNER
 from support.ledgers import make_older, make_older_database
 from support.refusals import cannot_start, refused

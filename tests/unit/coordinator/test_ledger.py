@@ -24,10 +24,10 @@ from node.coordinator.work.terms.run_data import NO_DATA, DataSeen
 from node.coordinator.work.version_log import Announced
 from node.errors import Reason, RefusedError, StartupError
 from node.values.fact import Gone
-from node.values.failure import BadPrompt, Failure
-from node.values.rollout import EncodedGroup
+from node.values.groups.failure import BadPrompt, Failure
+from node.values.groups.rollout import EncodedGroup
+from node.values.groups.verdict import Verdict
 from node.values.run import StepRecord
-from node.values.verdict import Verdict
 from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
 from support.ledgers import make_older
 from support.present import present

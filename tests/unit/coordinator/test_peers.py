@@ -5,21 +5,21 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from node.coordinator import peers as peers_module
 from node.coordinator.fleet import membership as membership_module
 from node.coordinator.fleet.heartbeats import JITTER
 from node.coordinator.fleet.peer_reports import HeartbeatReport, Joining, LearnerReport
 from node.coordinator.metrics import CoordinatorMetrics
-from node.coordinator.peer_table import PeerTable
-from node.coordinator.peers import Peers
+from node.coordinator.peers import peers as peers_module
+from node.coordinator.peers.peer_table import PeerTable
+from node.coordinator.peers.peers import Peers
 from node.coordinator.run_status import changes_of
 from node.coordinator.work.balance import Balance
 from node.coordinator.work.version_log import Announced
 from node.errors import RefusedError
 from node.identity.peer import Peer
+from node.values.groups.verdict import GroupVerdict, Verdict
 from node.values.policy import PolicyVersion
 from node.values.run import PeerQuery, Role
-from node.values.verdict import GroupVerdict, Verdict
 from support.coordinator import LEARNER, NOW_S, make_accounts
 
 SAMPLER = Peer("run", Role.SAMPLER, "s1")

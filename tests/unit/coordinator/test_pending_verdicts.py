@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.coordinator.fleet.heartbeats import PendingVerdicts
-from node.values.verdict import GroupVerdict, Verdict
+from node.values.groups.verdict import GroupVerdict, Verdict
 
 
 def judgement(number: int) -> GroupVerdict:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from node.coordinator.published import Published
+from node.coordinator.lifecycle.published import Published
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.version_log import Announced
 from node.weights.store.artifact_store import ArtifactStore

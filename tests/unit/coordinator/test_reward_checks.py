@@ -31,8 +31,8 @@ from node.coordinator.work.slots.slot import (
     slot_and_attempt,
 )
 from node.errors import Reason
-from node.values.reward_finding import RewardCheck, RewardFinding
-from node.values.verdict import Verdict
+from node.values.groups.reward_finding import RewardCheck, RewardFinding
+from node.values.groups.verdict import Verdict
 from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
 from support.present import present
 from support.refusals import refused

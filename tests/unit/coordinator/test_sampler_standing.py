@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.decisions import trust, verdicts
+from node.coordinator.work.decisions import judged_groups, trust
 from node.coordinator.work.decisions.trust import Quarantine
 from node.coordinator.work.samplers.sampler_standing import NEWCOMER_LEASES, STRIKES_OUT, Standing
 from node.coordinator.work.samplers.standings import AGE_FACTOR, Standings
 from node.coordinator.work.slots.slot import SlotState
-from node.values.failure import Failure
+from node.values.groups.failure import Failure
+from node.values.groups.verdict import GroupVerdict, Verdict
 from node.values.limits import PROBE_S
-from node.values.verdict import GroupVerdict, Verdict
 from support.coordinator import LEASE_MAX_S, NOW_S, TTL_S, Desk, make_accounts
 
 WIDE = Bounds(
@@ -163,7 +163,7 @@ def test_a_group_that_the_learner_refuses_takes_back_what_it_had_earned() -> Non
     desk.submit(lease_id, "s1")
     assert desk.accounts.standings.of("s1").allowance > before.allowance
     judged = GroupVerdict(lease_id, Verdict.SUSPECT)
-    desk.settle(verdicts.judgement(desk.accounts, judged, now=desk.now))
+    desk.settle(judged_groups.judgement(desk.accounts, judged, now=desk.now))
     after = desk.accounts.standings.of("s1")
     assert after.allowance < before.allowance
     assert after.strikes == 2

@@ -12,7 +12,7 @@ import pytest
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.decisions.leasing import Released, ReturnedLeases, release
-from node.coordinator.work.slots import slot_grants
+from node.coordinator.work.slots import next_slots as slot_grants
 from node.coordinator.work.slots.bad_prompts import Aside
 from node.coordinator.work.slots.slot import (
     FIRST_RETRY_S,
@@ -22,8 +22,8 @@ from node.coordinator.work.slots.slot import (
     parse_group_id,
 )
 from node.coordinator.work.slots.slot_table import Claim
-from node.values.failure import FAULTS, FailedLease, Failure
-from node.values.verdict import Verdict
+from node.values.groups.failure import FAULTS, FailedLease, Failure
+from node.values.groups.verdict import Verdict
 from support.coordinator import BOUNDS, NOW_S, RETRY_S, TTL_S, Desk, make_accounts, make_answer
 from support.present import present
 

@@ -7,16 +7,16 @@ import pytest
 
 from node.coordinator.work.balance import Balance
 from node.coordinator.work.capacity import capacities
-from node.coordinator.work.decisions import leasing, step_history, verdicts
+from node.coordinator.work.decisions import judged_groups, leasing, step_history
 from node.coordinator.work.decisions.leasing import LeaseRequest
 from node.coordinator.work.decisions.step_history import Hello
 from node.coordinator.work.slots.slot import Attempt, Slot, SlotBalance, SlotState
 from node.coordinator.work.slots.slot_generations import Generation
 from node.errors import Reason
+from node.values.groups.rollout import LeaseGrant
+from node.values.groups.verdict import GroupVerdict, Verdict
 from node.values.policy import PolicyVersion
-from node.values.rollout import LeaseGrant
 from node.values.run import StepRecord
-from node.values.verdict import GroupVerdict, Verdict
 from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
 from support.refusals import refused
 
@@ -140,7 +140,7 @@ def test_the_wait_of_a_trained_group_is_known_where_the_spool_has_it_and_not_ano
     desk.lease("s1", 2)
     desk.submit("0.1")
     judged = GroupVerdict("0.1", Verdict.SUSPECT)
-    desk.settle(verdicts.judgement(desk.accounts, judged, now=desk.now))
+    desk.settle(judged_groups.judgement(desk.accounts, judged, now=desk.now))
     assert desk.lease("s2") == ["0.2"]
     desk.submit("0.2", "s2")
     desk.submit("1.1")

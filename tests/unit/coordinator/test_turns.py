@@ -1,6 +1,6 @@
 """Callers take turns, however many requests each has."""
 
-from node.coordinator.request_queue import Turns
+from node.coordinator.transactions.request_queue import Turns
 
 
 def test_callers_go_in_turn_and_the_requests_of_each_in_order() -> None:

@@ -247,7 +247,7 @@ def test_people_read_the_chain_in_lines_and_peers_send_no_escapes() -> None:
         "    -> Free space.",
     ]
     moving = told(replace(status, headline=explained(FACTS, ())[0]))
-    assert moving[0].startswith("it moves: training after version 7")
+    assert moving[0].startswith("it moves: training at version 7")
 
 
 @pytest.mark.parametrize(

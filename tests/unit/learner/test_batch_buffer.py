@@ -6,8 +6,8 @@ import pytest
 
 from learner.intake.batch_buffer import BatchBuffer
 from learner.intake.trained_slots import TrainedSlots
-from node.values.rollout import EncodedGroup, RolloutGroup
-from node.values.verdict import Verdict
+from node.values.groups.rollout import EncodedGroup, RolloutGroup
+from node.values.groups.verdict import Verdict
 from support.groups import make_group
 from support.refusals import naming
 

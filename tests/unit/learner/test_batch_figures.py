@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry
 from learner.metrics import LearnerMetrics
 from learner.step_log import RollbackLine
 from learner.step_numbers import BatchFigures
+from node.values.groups.rollout import Finish, RolloutGroup, mean_metrics
 from node.values.limits import GROUP_METRICS
-from node.values.rollout import Finish, RolloutGroup, mean_metrics
 from node.values.run import RecommendedStaleness
 from support.groups import make_completion, make_group
 from support.step_lines import make_step_line

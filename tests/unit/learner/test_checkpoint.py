@@ -25,7 +25,7 @@ from learner.publishing.signer import raise_epoch
 from learner.step.train_step import train_step
 from learner.step_log import RollbackLine, StepLine, StepLog, TrainedGroup
 from node.system.sealed import sealed, unsealed
-from node.values.rollout import RolloutGroup
+from node.values.groups.rollout import RolloutGroup
 from node.values.run import StepRecord, StepReport
 from support.checkpoints import open_checkpoints, origin_of, restore, save
 from support.groups import make_completion, make_group

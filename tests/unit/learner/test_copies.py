@@ -8,7 +8,7 @@ import pytest
 
 from learner.intake import copies as intake
 from learner.intake.copies import COPIES, LEAST_NATS, Copies
-from node.values.rollout import Completion, RolloutGroup
+from node.values.groups.rollout import Completion, RolloutGroup
 from support.groups import make_group
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, MixtralForCausalLM
 
 from bench.forked_context import forked_context
+from bench.held_policy import HeldPolicy
 from learner.export import Export, export_version
 from learner.journal import checkpoint
 from learner.journal.checkpoint_index import CheckpointIndex, index_in, versions_in
@@ -24,8 +25,7 @@ from learner.publishing.spaced_versions import Spacing
 from learner.step.train_step import train_step
 from node.commands.cli import main
 from node.identity.signatures import SigningKey
-from node.values.rollout import RolloutGroup
-from node.weights.assembly.held import HeldPolicy
+from node.values.groups.rollout import RolloutGroup
 from node.weights.store.artifact_store import ArtifactStore
 from sampler.engines.torch.torch_engine import TorchEngine
 from sampler.engines.words.model_words import version_of

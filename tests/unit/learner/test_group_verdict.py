@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from learner.intake.group_verdict import GroupRules, judge, stale
-from node.values.rollout import RolloutGroup
-from node.values.verdict import GroupVerdict, Verdict
+from node.values.groups.rollout import RolloutGroup
+from node.values.groups.verdict import GroupVerdict, Verdict
 from support.groups import SAMPLING, make_completion, make_group
 
 RULES = GroupRules(

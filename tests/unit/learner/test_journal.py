@@ -22,8 +22,8 @@ from learner.journal.step_journal import FILE, StepJournal, groups_of, read_jour
 from learner.objective.entropy_switch import EntropySwitch
 from learner.step_log import TrainedGroup
 from node.errors import Reason, RefusedError, StartupError
+from node.values.groups.rollout import EncodedGroup
 from node.values.policy import PolicyVersion
-from node.values.rollout import EncodedGroup
 from support.full_disk import full_disk
 from support.refusals import naming
 from support.step_lines import make_step_line

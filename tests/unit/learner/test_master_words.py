@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from bench.held_policy import HeldPolicy
 from learner.masters.master_words import MasterWords, root_of
-from node.weights.assembly.held import HeldPolicy
 from node.weights.assembly.public_base import PublicBase
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from learner.model.micro_batches import collate, micro_batches, objective_batch, row_lengths
-from node.values.rollout import RolloutGroup
+from node.values.groups.rollout import RolloutGroup
 from support.groups import SAMPLING, make_completion, make_group, with_replies
 
 CPU = torch.device("cpu")

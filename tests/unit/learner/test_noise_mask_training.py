@@ -21,8 +21,8 @@ from learner.step.train_step import train_step
 from learner.step_settings import StepSettings
 from node.kinds.noise_mask.classifier import error, fine_tune
 from node.kinds.noise_mask.network import NoiseMaskClassifier, NoiseMaskModel, log_density, read_prompts
-from node.values.rollout import RolloutGroup
-from node.values.verdict import Verdict
+from node.values.groups.rollout import RolloutGroup
+from node.values.groups.verdict import Verdict
 from support.groups import make_group
 from support.noise_mask import engine_of, make_masks, masked_group
 from support.refusals import cannot_start

@@ -22,7 +22,7 @@ from learner.step.train_step import StepOutcome, train_step
 from learner.step_settings import StepSettings
 from learner.training.random_state import RandomState
 from node.kinds.ranking.values import as_text
-from node.values.rollout import RolloutGroup
+from node.values.groups.rollout import RolloutGroup
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, TensorSpec
 from sampler.config import SamplerConfig

@@ -7,13 +7,13 @@ from unittest import mock
 import pytest
 import torch
 
+from bench.held_policy import HeldPolicy
 from bench.whole_versions import encode_version
 from learner.masters.master_words import MasterWords
 from learner.publishing.further_artifacts import FurtherArtifacts
 from learner.publishing.signer import Signer
 from node.errors import Reason
 from node.values.policy import ArtifactKey, PolicyVersion
-from node.weights.assembly.held import HeldPolicy
 from node.weights.assembly.stored import StoredVersions
 from node.weights.format.digests import Words
 from support.publishing import (

@@ -9,9 +9,9 @@ from unittest import mock
 
 import pytest
 
+from bench.held_policy import HeldPolicy
 from node.errors import Reason, RefusedError
 from node.values.policy import ArtifactKey
-from node.weights.assembly.held import HeldPolicy
 from node.weights.store.artifact_store import ArtifactStore
 from support.publishing import FRAMED, fetched, held, publishing, slow_disk, words_of
 

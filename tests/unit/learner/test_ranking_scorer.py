@@ -13,7 +13,7 @@ from learner.objective.registry import load_objective
 from node.kinds.ranking import scorer as ranking_scorer
 from node.kinds.ranking.scorer import RankingScorer, ranking_logprobs
 from node.kinds.ranking.values import prompt_of, ranking_logprob
-from node.values.rollout import RolloutGroup
+from node.values.groups.rollout import RolloutGroup
 from support.groups import SAMPLING, make_completion, make_group
 from support.ranking import make_ranker
 

@@ -14,7 +14,7 @@ from torch.nn import Linear
 from learner.model.model import Policy, load_policy, load_reference
 from learner.objective.formulas.divergence import reference_penalty
 from learner.step.train_step import StepOutcome, train_step
-from node.values.rollout import RolloutGroup
+from node.values.groups.rollout import RolloutGroup
 from support.made_up_groups import VERSION, completion_logprob, float64_policy, made_up_groups, nearby
 from support.step_settings import changed, make_step_settings
 

@@ -14,7 +14,7 @@ from node.page.html import rendered
 from node.page.run_sections import RunView, run_sections
 from node.page.samples_file import FILE_NAME, CompletionSample, GroupSample, SamplesFile
 from node.text.visible_text import visible
-from node.values.rollout import Completion, Finish, RolloutGroup
+from node.values.groups.rollout import Completion, Finish, RolloutGroup
 from support.groups import make_completion, make_group
 from support.step_lines import make_step_line
 from support.tiny_model import TOKENS, make_tiny_model

@@ -14,7 +14,7 @@ from learner.model.model import Policy
 from learner.objective.menu import MENU
 from learner.step.train_step import train_step
 from learner.step_settings import StepSettings
-from node.values.rollout import Completion, RolloutGroup
+from node.values.groups.rollout import Completion, RolloutGroup
 from support.groups import make_completion, make_group
 from support.made_up_groups import (
     VERSION,

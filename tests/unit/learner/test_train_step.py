@@ -19,7 +19,7 @@ from learner.objective.formulas.divergence import kl_penalty
 from learner.objective.formulas.surrogate import clipped_surrogate
 from learner.step.step_loss import group_discount
 from learner.step.train_step import train_step
-from node.values.rollout import RolloutGroup
+from node.values.groups.rollout import RolloutGroup
 from support.groups import make_completion, make_group
 from support.made_up_groups import (
     VERSION,

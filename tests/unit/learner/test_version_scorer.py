@@ -12,7 +12,7 @@ from learner.intake.named_versions import Scored
 from learner.model.model import Policy, load_policy
 from learner.operator_orders import VersionGoneError
 from learner.publishing.version_scorer import VersionScorer
-from node.values.rollout import Completion, Finish, RolloutGroup
+from node.values.groups.rollout import Completion, Finish, RolloutGroup
 from support.groups import SAMPLING, make_group
 from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
 

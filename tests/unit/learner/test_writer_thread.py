@@ -10,7 +10,7 @@ from learner.metrics import LearnerMetrics
 from learner.records import writer_thread
 from learner.records.writer_thread import QUEUED_STEPS, WriterThread
 from learner.step_log import StepLine
-from node.values.rollout import RolloutGroup
+from node.values.groups.rollout import RolloutGroup
 from support.step_lines import make_step_line
 from support.waiting import until
 

@@ -12,7 +12,7 @@ from node.grading import registry
 from node.grading.grader import AnswerGrader
 from node.grading.jsonl_options import JsonlOptions
 from node.questions.data_row import RowError
-from node.values.task_options import checked_options
+from node.tasks.task_options import checked_options
 from support.graded_texts import grading, setup_of, texts
 
 ACME = """

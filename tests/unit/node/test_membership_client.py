@@ -8,20 +8,22 @@ import grpc.aio
 import pytest
 
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc
-from node.clients import heartbeats
-from node.clients.heartbeats import Notices, PeerReports
-from node.clients.join_call import Member, OwnTask
-from node.clients.membership_client import MembershipClient, Uplink
+from node.clients.membership import heartbeats
+from node.clients.membership.heartbeats import Notices, PeerReports
+from node.clients.membership.join_call import Member, OwnTask
+from node.clients.membership.membership_client import MembershipClient, Uplink
 from node.errors import Reason, Recovery, RefusedError
 from node.identity.peer import Peer
-from node.rpc.channel import REASON_KEY, Backoff, Purpose, dial
+from node.rpc.call_ends import REASON_KEY
+from node.rpc.channel import Purpose, dial
+from node.system.backoff import Backoff
 from node.system.clock import SystemClock
 from node.values.evaluation import EvaluationNotice
+from node.values.groups.verdict import GroupVerdict, Verdict
 from node.values.peer_figures import MachineFigures, SamplerFigures
 from node.values.policy import PolicyVersion
 from node.values.protocol import OURS
 from node.values.run import Role
-from node.values.verdict import GroupVerdict, Verdict
 from support.refusals import refused
 
 HELD = PolicyVersion(3, b"r" * 16)

@@ -1,6 +1,6 @@
-from node.clients.outstanding_rollouts import OutstandingRollouts, Owed
+from node.clients.rollouts.outstanding_rollouts import OutstandingRollouts, Owed
+from node.values.groups.verdict import GroupVerdict, Verdict
 from node.values.run import StepRecord
-from node.values.verdict import GroupVerdict, Verdict
 from support.refusals import naming
 
 

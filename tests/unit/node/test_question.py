@@ -8,7 +8,7 @@ import pytest
 from node.questions.data_row import RowError, column_of
 from node.questions.messages import messages_of
 from node.questions.question import question_of, tools_of
-from node.values.task_options import QuestionOptions
+from node.tasks.task_options import QuestionOptions
 from support.refusals import naming
 
 USER = {"role": "user", "content": "hi"}

@@ -20,8 +20,8 @@ from node.page.samples_file import CompletionSample, GroupSample, SamplesFile
 from node.process.last_start import note_settings
 from node.step_log_parts import log_lines, part_of
 from node.values.evaluation import Evaluation
+from node.values.groups.verdict import Verdict
 from node.values.run import Role
-from node.values.verdict import Verdict
 
 
 def step(version: int, **changes: Any) -> dict[str, Any]:

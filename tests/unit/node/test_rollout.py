@@ -7,8 +7,8 @@ import pytest
 
 from node.errors import Reason
 from node.values import limits
-from node.values.rollout import Finish
-from node.values.well_formed import check_group
+from node.values.groups.rollout import Finish
+from node.values.groups.well_formed import check_group
 from support.groups import SAMPLING, make_completion, make_group, with_replies
 from support.refusals import refused
 

@@ -11,7 +11,7 @@ from node.grading.jsonl_options import JsonlOptions
 from node.kinds.noise_mask.row import NoiseMaskOptions
 from node.kinds.ranking.row import RankingOptions
 from node.questions.data_row import MOST_KINDS, RowError, RowTally
-from node.values.task_options import TaskOptions
+from node.tasks.task_options import TaskOptions
 from support.refusals import naming
 
 CODE = JsonlOptions.model_validate({"grader": "code", "code": {"tests": "asserts", "prefix": "p"}})

@@ -16,7 +16,7 @@ from node.commands.status.status_view import render
 from node.enrolment.init_run import init_run
 from node.exit_code import ExitCode
 from node.values.evaluation import Evaluation, EvaluationStatus
-from node.values.failure import BadPrompt, Failure
+from node.values.groups.failure import BadPrompt, Failure
 from node.values.peer_figures import MachineFigures, SamplerFigures
 from node.values.policy import PolicyVersion
 from node.values.run import (

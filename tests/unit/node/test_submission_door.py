@@ -9,14 +9,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from heterorl.v1 import common_pb2, rollout_pb2
-from node.coordinator import submission_door
-from node.coordinator.submission_door import SubmissionDoor
+from node.coordinator.requests import submission_door
+from node.coordinator.requests.submission_door import SubmissionDoor
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.values.rollout import EncodedGroup
+from node.values.groups.rollout import EncodedGroup
+from node.values.groups.verdict import Verdict
 from node.values.run import Role
-from node.values.verdict import Verdict
 from node.wire.rollouts import submission_to_wire
 from support.refusals import refused
 from support.waiting import until

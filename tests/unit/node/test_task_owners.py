@@ -9,20 +9,20 @@ from typing import Any, Final
 
 import grpc.aio
 
-from node.clients.rollout_drain import RolloutDrain
-from node.rpc.channel import Backoff
+from node.clients.rollouts.rollout_drain import RolloutDrain
+from node.system.backoff import Backoff
 from node.system.waits import drop, put_away, run_until
 from support.lost_errors import no_error_is_lost
 
 ROOT: Final = Path(__file__).parents[3]
 
 OWNED_OTHERWISE: Final = {
-    "node/clients/submission_stream.py self._reader": "it tells its groups what it meets",
-    "node/coordinator/run_ledger.py self._worker": "it tells its requests what it meets",
+    "node/clients/rollouts/submission_stream.py self._reader": "it tells its groups what it meets",
+    "node/coordinator/transactions/run_ledger.py self._worker": "it tells its requests what it meets",
     "node/process/daemon.py services": "awaited at once",
     "node/rpc/strangers/entrance.py task": "one of `tasks`, which are put away",
-    "node/coordinator/model_servicer.py self._listing": "awaited by whoever asks",
-    "node/coordinator/submission_door.py task": "one of `pending`, which are put away",
+    "node/coordinator/requests/model_servicer.py self._listing": "awaited by whoever asks",
+    "node/coordinator/requests/submission_door.py task": "one of `pending`, which are put away",
     "node/weights/transfer/lane.py": "one of `_decoding`, which are gathered",
     "node/weights/transfer/sources.py watches": "gathered",
     "sampler/tasks/environments/drawn_turns.py asking": "a queue's, which raises nothing",

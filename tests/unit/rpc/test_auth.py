@@ -1,4 +1,4 @@
-from node.rpc.calls.auth import RULES, service_of
+from node.rpc.calls.rpc_rules import RULES, service_of
 from node.values.limits import MESSAGE_BYTES
 from node.values.run import Role
 from support.rpc import METHODS

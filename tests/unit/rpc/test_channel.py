@@ -6,19 +6,10 @@ import pytest
 
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer, server_name
-from node.rpc.calls.auth import USER_AGENT_PREFIX
-from node.rpc.channel import (
-    HUB_CLOCK_KEY,
-    REASON_KEY,
-    Backoff,
-    ConnectionLost,
-    Keepalive,
-    Purpose,
-    classified,
-    classify,
-    dial,
-    dial_as_stranger,
-)
+from node.rpc.call_ends import HUB_CLOCK_KEY, REASON_KEY, ConnectionLost, classified, classify
+from node.rpc.calls.caller import USER_AGENT_PREFIX
+from node.rpc.channel import Keepalive, Purpose, dial, dial_as_stranger
+from node.system.backoff import Backoff
 from node.values import limits
 from node.values.run import Role
 from support.refusals import cannot_start

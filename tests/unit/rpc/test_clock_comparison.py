@@ -8,7 +8,7 @@ import pytest
 
 from node.errors import Reason, RefusedError
 from node.identity.identity_store import Identity
-from node.rpc.channel import ConnectionLost, TlsFailure
+from node.rpc.call_ends import ConnectionLost, TlsFailure
 from node.rpc.clock_comparison import AwaitedClock, ClockFinding, compare_clocks
 from node.system.clock import moment
 from support.identity import make_run

@@ -4,7 +4,7 @@ import grpc.aio
 import pytest
 
 from node.errors import Reason, RefusedError
-from node.rpc.channel import ConnectionLost
+from node.rpc.call_ends import ConnectionLost
 from node.rpc.hub import Hub, HubChannel
 
 

@@ -9,8 +9,8 @@ from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.samplers.tallies import Tally
 from node.coordinator.work.slots.slot import Attempt, Slot, SlotState
+from node.values.groups.verdict import Verdict
 from node.values.run import StepRecord
-from node.values.verdict import Verdict
 from support.step_lines import make_step_line
 
 

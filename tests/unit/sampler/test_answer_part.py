@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from node.questions.answer_part import AnswerPart, answer_part
-from node.values.task_options import PromptOptions
+from node.tasks.task_options import PromptOptions
 
 
 def part(text: str, finish: str = "end", **options: Any) -> AnswerPart:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from node.values.failure import Failure
+from node.values.groups.failure import Failure
 from sampler.graders.code.code_options import CodeOptions
 from sampler.graders.code.program_runs import ProgramResult, ProgramRuns
 from sampler.graders.code.sandbox import Sandbox, find_sandbox

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from node.values.rollout import Completion, Finish
-from node.values.well_formed import check_group
+from node.values.groups.rollout import Completion, Finish
+from node.values.groups.well_formed import check_group
 from sampler.rollouts.conversation import Conversation
 from support.groups import SAMPLING, make_group
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from node.values.rollout import Finish
-from node.values.sampling_parameters import SamplingParameters
+from node.values.groups.rollout import Finish
+from node.values.groups.sampling_parameters import SamplingParameters
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.words.model_words import copy_words
 from support.model_words import words_of

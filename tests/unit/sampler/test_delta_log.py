@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.held_policy import HeldPolicy
 from node.errors import Reason
-from node.weights.assembly.held import HeldPolicy
 from node.weights.format.manifest import Manifest, verify_signed
 from sampler.versions.delta_log import DeltaLog, LoggedArtifact
 from support.present import present

@@ -11,8 +11,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from node.errors import Reason, RefusedError
+from node.values.groups.sampling_parameters import SamplingParameters
 from node.values.policy import PolicyVersion
-from node.values.sampling_parameters import SamplingParameters
 from sampler.config import SamplerConfig
 from sampler.engines import engine_thread
 from sampler.engines.engine import GenerationRequest

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from node.errors import Reason
-from node.values.sampling_parameters import SamplingParameters
+from node.values.groups.sampling_parameters import SamplingParameters
 from sampler.engines.engine import GenerationRequest, check_fits
 from support.refusals import refused
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from node.values.failure import Failure
+from node.values.groups.failure import Failure
 from sampler.tasks.processes.grader_pool import GraderPool
 from sampler.tasks.processes.grader_requests import TaskError, TaskUnusableError
 from sampler.tasks.task import CompletionText, TaskSetup

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 import pytest_asyncio
 
-from node.values.failure import Failure
+from node.values.groups.failure import Failure
 from sampler.tasks.processes.grader_requests import TaskError
 from support.graded_texts import LoneGrader, grader_of, texts
 from support.refusals import naming

@@ -3,9 +3,9 @@ import asyncio
 import pytest
 
 from node.errors import Reason, RefusedError
-from node.rpc.channel import ConnectionLost
-from node.values.rollout import EncodedGroup
-from node.values.verdict import Verdict
+from node.rpc.call_ends import ConnectionLost
+from node.values.groups.rollout import EncodedGroup
+from node.values.groups.verdict import Verdict
 from sampler.rollouts.group_submitter import SUBMISSIONS_IN_FLIGHT, GroupSubmitter
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from node.values.rollout import RolloutGroup
-from node.values.verdict import Verdict
+from node.values.groups.rollout import RolloutGroup
+from node.values.groups.verdict import Verdict
 from sampler.rollouts.group_tally import LOG_EVERY_S, GroupTally
 from support.groups import make_group
 from support.present import present

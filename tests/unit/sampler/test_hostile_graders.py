@@ -11,7 +11,7 @@ import psutil
 import pytest
 import uvloop
 
-from node.values.failure import Failure
+from node.values.groups.failure import Failure
 from sampler.tasks.processes.grader_pool import GraderPool
 from sampler.tasks.processes.grader_requests import TaskError
 from sampler.tasks.task import TaskSetup

@@ -6,14 +6,14 @@ from typing import cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from node.clients.rollout_client import SamplerRolloutClient
+from node.clients.rollouts.rollout_client import SamplerRolloutClient
 from node.errors import Reason, RefusedError
-from node.rpc.channel import ConnectionLost
+from node.rpc.call_ends import ConnectionLost
 from node.system.clock import SystemClock
 from node.telemetry.metrics import NodeMetrics
-from node.values.failure import FailedLease, Failure
+from node.values.groups.failure import FailedLease, Failure
+from node.values.groups.rollout import LeaseGrant, PromptLease
 from node.values.policy import PolicyVersion
-from node.values.rollout import LeaseGrant, PromptLease
 from sampler.rollouts.leasing import FAILURES_IN_A_ROW, Leasing
 from sampler.rollouts.work_queue import JobState, WorkQueue
 from sampler.served_policy import ServedPolicy

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from node.errors import ConfigError, Reason, RefusedError, StartupError
-from node.values.rollout import Completion, Finish
-from node.values.sampling_parameters import SamplingParameters
+from node.values.groups.rollout import Completion, Finish
+from node.values.groups.sampling_parameters import SamplingParameters
 from sampler.config import SamplerConfig
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.own_process import process_engine

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from node.kinds.ranking.task import METRICS
-from node.values.reward_finding import RewardCheck, RewardFinding
-from node.values.rollout import Finish, RolloutGroup
+from node.values.groups.reward_finding import RewardCheck, RewardFinding
+from node.values.groups.rollout import Finish, RolloutGroup
 from node.wire.rollouts import group_from_wire, group_to_wire
 from sampler.rollouts.regrading import TOLERANCE, compared, completion_texts, misstated_finish
 from support.groups import make_group

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from node.errors import Reason
-from node.values.rollout import Finish
+from node.values.groups.rollout import Finish
 from sampler.engines.remote.remote_engine import RemoteEngine
 from sampler.engines.remote.vllm_server import GENERATE, ServerError
 from sampler.engines.restartable_engine import RestartableEngine

@@ -8,8 +8,8 @@ import pytest
 from numpy.typing import NDArray
 
 from node.errors import ConfigError
-from node.values.rollout import PromptLease
-from node.values.sampling_parameters import SamplingParameters
+from node.values.groups.rollout import PromptLease
+from node.values.groups.sampling_parameters import SamplingParameters
 from sampler.engines.engine import Tokenizer
 from sampler.rollouts.run_task import RunTask, prompts_of
 from sampler.tasks.processes.grader_pool import GraderPool, Prompt

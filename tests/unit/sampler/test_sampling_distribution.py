@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from learner.objective.formulas.truncation import least_kept_mass
-from node.values.sampling_parameters import SamplingParameters
+from node.values.groups.sampling_parameters import SamplingParameters
 from sampler.engines.decoding.sampling import Distribution, RowSampling, sampling_distribution
 
 PLAIN = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=1)

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.held_policy import HeldPolicy
 from bench.whole_versions import EncodedVersion
 from node.errors import Reason
 from node.values.policy import PolicyVersion
-from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words
 from node.weights.format.manifest import signed_by
 from node.weights.store.high_water import HighWater

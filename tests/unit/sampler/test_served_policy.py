@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
+from node.values.groups.rollout import LeaseGrant, LeasePurpose, PromptLease
 from node.values.policy import PolicyVersion
-from node.values.rollout import LeaseGrant, LeasePurpose, PromptLease
 from sampler import served_policy
 from sampler.served_policy import LONGEST_STOP_S, Command, Event, ServedPolicy, State
 from support.groups import SAMPLING

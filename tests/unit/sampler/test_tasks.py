@@ -9,8 +9,8 @@ from transformers import PreTrainedTokenizerBase
 
 from node.errors import ConfigError
 from node.questions.data_row import RowError, column_of
-from node.values.built_in_tasks import BUILT_IN
-from node.values.task_options import RESERVED_ARGUMENTS
+from node.tasks.built_in_tasks import BUILT_IN
+from node.tasks.task_options import RESERVED_ARGUMENTS
 from sampler.config import VerifierConfig
 from sampler.rollouts.task_setup import task_setup
 from sampler.tasks.addition import AdditionTask

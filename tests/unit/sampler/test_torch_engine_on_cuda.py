@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from node.values.sampling_parameters import SamplingParameters
+from node.values.groups.sampling_parameters import SamplingParameters
 from sampler.engines.torch.torch_engine import TorchEngine
 from support.tiny_model import make_tiny_model
 from support.torch_engines import assert_scored, request, run_out

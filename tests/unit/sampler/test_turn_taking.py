@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
-from node.values.failure import Failure
-from node.values.rollout import Completion, Finish, PromptLease
+from node.values.groups.failure import Failure
+from node.values.groups.rollout import Completion, Finish, PromptLease
 from sampler.engines.engine import GenerationRequest, Tokenizer
 from sampler.engines.engine_thread import EngineThread
 from sampler.metrics import SamplerMetrics

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from bench.held_policy import HeldPolicy
 from bench.whole_versions import EncodedVersion
 from node.errors import Reason
 from node.values.policy import PolicyVersion
 from node.weights.assembly.apply import WrongBaseError
-from node.weights.assembly.held import HeldPolicy
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import DamagedFrameError, signed_by
 from sampler.engines.words.model_words import ArrayWords, ModelWords

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from node.values.rollout import PromptLease
+from node.values.groups.rollout import PromptLease
 from sampler.rollouts.work_queue import NOT_GENERATED, UNBEGUN, JobState, WorkQueue
 from support.graded_texts import prompt_of
 from support.groups import SAMPLING

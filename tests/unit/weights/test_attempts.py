@@ -7,7 +7,8 @@ import grpc.aio
 import pytest
 
 from node.errors import Reason, RefusedError
-from node.rpc.channel import REASON_KEY, Backoff, ConnectionLost, classify
+from node.rpc.call_ends import REASON_KEY, ConnectionLost, classify
+from node.system.backoff import Backoff
 from node.values.policy import ArtifactKey
 from node.weights.transfer.attempts import Attempts
 from node.weights.transfer.ranges import LyingSourceError

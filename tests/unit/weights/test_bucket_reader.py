@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from heterorl.v1 import policy_pb2
-from node.rpc.channel import ConnectionLost
+from node.rpc.call_ends import ConnectionLost
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.values.policy import ArtifactKey
 from node.weights.format.manifest import Manifest, verify_signed

@@ -5,9 +5,9 @@ import pytest
 import torch
 import zstandard
 
+from bench.held_policy import HeldPolicy
 from bench.whole_versions import encode_version
 from node.errors import Reason
-from node.weights.assembly.held import HeldPolicy
 from node.weights.codec.frame_codec import encode_frame
 from node.weights.format.digests import Words, words_digest
 from node.weights.format.dtypes import DTYPES, Dtype

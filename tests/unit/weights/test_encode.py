@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.held_policy import HeldPolicy
 from node.errors import Reason, RefusedError
 from node.weights.assembly.encode import CodedFrame, code_frames, join
-from node.weights.assembly.held import HeldPolicy
 from node.weights.format.digests import Words, payload_digest, words_digest
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.format.manifest import Codec

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.held_policy import HeldPolicy
 from node.errors import Reason
 from node.identity.signatures import SigningKey
 from node.values.policy import ArtifactKey
-from node.weights.assembly.held import HeldPolicy
 from node.weights.store.artifact_directories import INCOMING_ARTIFACTS, ArtifactDirectories
 from node.weights.store.artifact_store import ArtifactStore
 from support.present import present

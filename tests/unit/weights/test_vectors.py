@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from bench.held_policy import HeldPolicy
 from bench.whole_versions import WholeVersion
-from node.weights.assembly.held import HeldPolicy
 from node.weights.codec.exponent_conditioned.choice import Implementation
 from node.weights.codec.exponent_conditioned.payload_format import PayloadFault
 from node.weights.codec.frame_codec import decode_frame

@@ -4,15 +4,17 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
+from bench.role_on_wire import role_to_wire
 from heterorl.v1 import common_pb2, membership_pb2, policy_pb2, rollout_pb2
 from node.errors import Reason, RefusedError
 from node.identity.revocation import Revocations
 from node.values import limits
 from node.values.evaluation import Evaluation, EvaluationStatus
-from node.values.failure import FAULTS, BadPrompt, FailedLease, Failure
+from node.values.groups.failure import FAULTS, BadPrompt, FailedLease, Failure
+from node.values.groups.rollout import LeaseGrant, LeasePurpose, PromptLease
+from node.values.groups.verdict import GroupVerdict, Verdict
 from node.values.peer_figures import MachineFigures, SamplerFigures
 from node.values.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
-from node.values.rollout import LeaseGrant, LeasePurpose, PromptLease
 from node.values.run import (
     Headline,
     PeerCount,
@@ -27,8 +29,7 @@ from node.values.run import (
     Teaching,
     Unusual,
 )
-from node.values.verdict import GroupVerdict, Verdict
-from node.wire.mapping import from_wire, known, member_from_wire, role_to_wire, to_wire, verdict_to_wire
+from node.wire.mapping import from_wire, known, member_from_wire, to_wire, verdict_to_wire
 from support.groups import SAMPLING
 from support.refusals import refused
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from heterorl.v1 import rollout_pb2
 from node.errors import Reason, RefusedError
-from node.values.reward_finding import GroupGrades
-from node.values.rollout import EncodedGroup, Finish, RolloutGroup
-from node.values.well_formed import check_group
+from node.values.groups.reward_finding import GroupGrades
+from node.values.groups.rollout import EncodedGroup, Finish, RolloutGroup
+from node.values.groups.well_formed import check_group
 from node.wire.columns import read_columns
 from node.wire.rollouts import (
     graded,

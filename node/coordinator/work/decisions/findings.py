@@ -17,10 +17,10 @@ from node.coordinator.work.decisions.decision import Decision
 from node.coordinator.work.decisions.trust import revocation
 from node.coordinator.work.slots.bad_prompts import Report
 from node.coordinator.work.slots.slot import SlotKind, group_id, kind_of, slot_and_attempt
-from node.values.failure import Failure
-from node.values.reward_finding import RewardCheck, RewardFinding
-from node.values.rollout import EncodedGroup
-from node.values.verdict import GroupVerdict, Verdict
+from node.values.groups.failure import Failure
+from node.values.groups.reward_finding import RewardCheck, RewardFinding
+from node.values.groups.rollout import EncodedGroup
+from node.values.groups.verdict import GroupVerdict, Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from node.coordinator.work.slots.bad_prompts import Aside, Report
 from node.coordinator.work.slots.slot import Slot, SlotKind, SlotState, group_id, version_and_place
 from node.coordinator.work.terms.model_check import check_base
 from node.coordinator.work.terms.run_terms import Work
-from node.values.failure import FailedLease, Failure
+from node.values.groups.failure import FailedLease, Failure
+from node.values.groups.rollout import LeaseGrant, LeasePurpose, PromptLease
 from node.values.policy import BaseModel, PolicyVersion
-from node.values.rollout import LeaseGrant, LeasePurpose, PromptLease
 from node.weights.planning.cheapest_chain import PUBLIC_VERSION
 
 LEARNER_PAUSE_S: Final = 2.0

@@ -24,9 +24,9 @@ from node.coordinator.work.slots.slot import group_id, slot_and_attempt
 from node.coordinator.work.terms.model_check import Learner, check_base, check_layout
 from node.errors import Reason, RefusedError
 from node.values.fact import Fact, Gone
+from node.values.groups.verdict import Verdict
 from node.values.policy import BaseModel
 from node.values.run import StepRecord
-from node.values.verdict import Verdict
 
 WAYS_OUT: Final = (
     "restore the coordinator's newest ledger.sqlite with its -wal file, or accept the loss: "

@@ -5,8 +5,8 @@ from node.coordinator.work.balance import Transaction
 from node.coordinator.work.decisions.decision import Decision
 from node.coordinator.work.terms.group_check import NotedOptions
 from node.coordinator.work.version_log import Announced
+from node.values.groups.verdict import Verdict
 from node.values.policy import PolicyVersion
-from node.values.verdict import Verdict
 
 
 def announced(accounts: Accounts, request: tuple[PolicyVersion, ...], *, now: float) -> Decision[None]:

@@ -35,7 +35,7 @@ from node.coordinator.work.slots.slot import (
 from node.coordinator.work.slots.slot_table import SlotTable
 from node.coordinator.work.terms.run_terms import EvaluationSettings, Work
 from node.values.evaluation import Evaluation, EvaluationStatus, evaluation_status
-from node.values.failure import Failure
+from node.values.groups.failure import Failure
 
 LEASES_PER_HELD_OUT_LEASE: Final = 2
 """At most one in so many of a sampler's leases is on a held-out prompt, or one if it has fewer: training goes

@@ -10,7 +10,7 @@ import numpy as np
 
 from node.coordinator.work.slots.slot import HeldOutAnswer, Slot, SlotState, version_and_place
 from node.values.evaluation import REWARD, Evaluation
-from node.values.rollout import RolloutGroup, mean_metrics
+from node.values.groups.rollout import RolloutGroup, mean_metrics
 
 _ByPrompt: TypeAlias = Mapping[int, Mapping[str, HeldOutAnswer]]
 """Prompt -> sampler -> its answer."""

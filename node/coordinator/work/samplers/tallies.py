@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from node.values.fact import Fact
-from node.values.verdict import Verdict
+from node.values.groups.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)

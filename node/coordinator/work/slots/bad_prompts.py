@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from node.values.fact import Gone
-from node.values.failure import BadPrompt, Failure, detail_of
+from node.values.groups.failure import BadPrompt, Failure, detail_of
 
 BAD_PROMPTS: Final = 16_384
 """Prompts remembered, some MB. Beyond, the oldest are forgotten, and would be tried as if they were new."""

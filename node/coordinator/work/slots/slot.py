@@ -36,8 +36,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from node.values.failure import FAULTS, Failure
-from node.values.verdict import Verdict
+from node.values.groups.failure import FAULTS, Failure
+from node.values.groups.verdict import Verdict
 
 _NUMBER: Final = "(0|[1-9][0-9]{0,15})"
 _ATTEMPT: Final = r"\.([1-9][0-9]{0,8})"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from node.coordinator.work.slots.bad_prompts import Aside
+from node.coordinator.work.slots.next_slots import fresh_slots, up_again
 from node.coordinator.work.slots.open_slots import OpenSlots
 from node.coordinator.work.slots.prompt_order import PromptOrder
 from node.coordinator.work.slots.slot import (
@@ -29,11 +30,10 @@ from node.coordinator.work.slots.slot import (
     slot_and_attempt,
 )
 from node.coordinator.work.slots.slot_generations import Generation, LostSlots
-from node.coordinator.work.slots.slot_grants import fresh_slots, up_again
 from node.coordinator.work.slots.slot_times import SlotTimes
 from node.coordinator.work.terms.run_data import NO_DATA, DataSeen
-from node.values.failure import FAULTS, Failure
-from node.values.verdict import Verdict
+from node.values.groups.failure import FAULTS, Failure
+from node.values.groups.verdict import Verdict
 
 
 class Claim(enum.Enum):

@@ -14,7 +14,7 @@ from node.coordinator.work.slots.slot import (
     Slot,
     SlotState,
 )
-from node.values.failure import FAULTS
+from node.values.groups.failure import FAULTS
 
 
 class SlotTimes:

@@ -10,9 +10,9 @@ from node.coordinator.work.terms.run_terms import Work
 from node.coordinator.work.version_log import VERSIONS_REMEMBERED
 from node.errors import Reason, RefusedError
 from node.values.fact import Fact
-from node.values.rollout import GroupHeader, other_options
-from node.values.verdict import Verdict
-from node.values.well_formed import check_header
+from node.values.groups.rollout import GroupHeader, other_options
+from node.values.groups.verdict import Verdict
+from node.values.groups.well_formed import check_header
 
 
 @dataclass(frozen=True, slots=True)

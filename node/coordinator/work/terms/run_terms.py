@@ -18,7 +18,7 @@ from typing import Final
 from node.coordinator.work.capacity import Bounds
 from node.values import limits
 from node.values.evaluation import REWARD, Evaluation, EvaluationTerms
-from node.values.sampling_parameters import SamplingParameters
+from node.values.groups.sampling_parameters import SamplingParameters
 
 DIGEST_BYTES: Final = 16
 

@@ -1,0 +1,1 @@
+"""Every peer's half of MembershipService: it joins, sends heartbeats, joins again."""

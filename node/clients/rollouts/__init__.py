@@ -1,0 +1,1 @@
+"""The halves of RolloutService: a sampler's, the learner's, a verifier's."""

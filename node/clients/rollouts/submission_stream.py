@@ -1,0 +1,143 @@
+"""The clients' half of SubmitRollouts: one stream, many groups on their way, answers in their order.
+
+submit --room in bytes--> written --> waiting, in order --answer--> verdict or refusal
+                                         '-- the stream ended: all that wait hear why, and try again;
+                                             the next submission opens another one
+"""
+
+import asyncio
+from collections import deque
+from typing import Any, Final
+
+import grpc.aio
+
+from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
+from node.errors import Reason, RefusedError
+from node.rpc.call_ends import ConnectionLost, classified
+from node.system.byte_room import ByteRoom
+from node.system.waits import drop
+from node.values.groups.rollout import EncodedGroup
+from node.values.groups.verdict import Verdict
+from node.wire.mapping import member_from_wire
+from node.wire.rollouts import submission_to_wire
+
+ANSWER_TIMEOUT_S: Final = 150.0
+"""Longest wait for the next answer: the largest group (72 MiB) at 5 Mbit/s."""
+
+IN_FLIGHT_BYTES: Final = 16 << 20
+"""Written and not answered: 400 Mbit/s over a round trip of 300 ms."""
+
+Answer = tuple[Verdict, str]
+
+_Call = grpc.aio.StreamStreamCall[rollout_pb2.SubmitRolloutsRequest, rollout_pb2.SubmitRolloutsResponse]
+
+
+class SubmissionStream:
+    """A stream that opens when something is submitted; used on the event loop's thread."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = rollout_pb2_grpc.RolloutServiceStub(channel)
+        self._call: _Call | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._waiting: deque[asyncio.Future[Answer]] = deque()
+        self._something_waits = asyncio.Event()
+        self._writing = asyncio.Lock()
+        self._singly = 0
+        """How many groups go one at a time, since a stream was refused for good while several were on their
+        way: one of them may be why, and it is to be found out which."""
+        self._room = ByteRoom(IN_FLIGHT_BYTES)
+
+    async def submit(self, group: EncodedGroup) -> Answer:
+        """Submit a group and return the hub's verdict and its reason; safe to repeat.
+
+        Raises RefusedError, ConnectionLost: see ``node.rpc.channel``. What the stream is refused for goes to
+        all groups on their way; a final refusal only where there is one group, else ConnectionLost.
+        """
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        await self._room.take(group.size_bytes)
+        try:
+            async with self._writing:
+                call = self._call or self._open()
+                self._waiting.append(answer)
+                self._something_waits.set()
+                await self._write(call, group, answer)
+                if self._singly:
+                    await asyncio.wait({answer})
+            return await answer
+        finally:
+            if not answer.cancel() and not answer.cancelled():
+                answer.exception()  # looked at, or it would be logged as lost where the caller was cancelled
+            self._room.give_back(group.size_bytes)
+
+    async def close(self) -> None:
+        """End the stream; those that wait are told that it ended."""
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.wait({self._reader})
+
+    def _open(self) -> "_Call":
+        call = self._call = self._stub.SubmitRollouts()
+        self._reader = asyncio.create_task(self._read(call))
+        return call
+
+    async def _write(self, call: "_Call", group: EncodedGroup, answer: "asyncio.Future[Answer]") -> None:
+        """Write a group, unless its answer is there before: the reader's, of what has ended the stream.
+
+        To a call that is cancelled while it has no connection, gRPC would write for ever.
+        """
+        writing: asyncio.Future[Any] = asyncio.ensure_future(call.write(submission_to_wire(group)))
+        either: tuple[asyncio.Future[Any], ...] = (writing, answer)
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not writing.done():  # what is not known to be written must not be answered on this stream
+                call.cancel()
+            drop(writing)
+
+    async def _read(self, call: Any) -> None:
+        ended: RefusedError | ConnectionLost = ConnectionLost("the hub ended the stream")
+        try:
+            with classified():
+                while (response := await self._next(call)) is not grpc.aio.EOF:
+                    self._singly = max(0, self._singly - len(response.answers))
+                    for each in response.answers:
+                        _settle(self._waiting.popleft(), each)
+        except (RefusedError, ConnectionLost) as error:
+            ended = error
+        except TimeoutError:
+            ended = ConnectionLost(f"no answer to a group for {ANSWER_TIMEOUT_S:g} s")
+        except IndexError:
+            ended = ConnectionLost("the hub answered more groups than it was sent")
+        finally:
+            call.cancel()
+            self._call = None
+            lost, self._waiting = self._waiting, deque()
+            is_final = isinstance(ended, RefusedError) and not ended.reason.is_retryable
+            if is_final and len(lost) == 1:
+                self._singly = 0
+            elif is_final:
+                self._singly = 2 * len(lost)
+                ended = ConnectionLost(f"one of {len(lost)} groups, or their sender, was refused: {ended}")
+            for answer in lost:
+                if not answer.done():
+                    answer.set_exception(ended)
+
+    async def _next(self, call: Any) -> Any:
+        while not self._waiting:
+            self._something_waits.clear()
+            await self._something_waits.wait()
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            return await call.read()
+
+
+def _settle(answer: "asyncio.Future[Answer]", found: rollout_pb2.SubmissionAnswer) -> None:
+    if answer.done():  # its caller has gone
+        return
+    try:
+        if found.reason:
+            if found.reason not in set(Reason):  # as in ``classify``: a later version's is tried again
+                raise ConnectionLost(f"refused as {found.reason[:50]!r}: {found.detail}")
+            raise RefusedError(member_from_wire(Reason, found, "reason"), found.detail, is_remote=True)
+        answer.set_result((member_from_wire(Verdict, found, "verdict"), found.detail))
+    except (RefusedError, ConnectionLost) as error:
+        answer.set_exception(error)

@@ -1,0 +1,1 @@
+"""Operators' orders as they come in: at a running coordinator, in its ledger, in older files."""

@@ -1,0 +1,1 @@
+"""Requests of members: messages to values, checks at the door, answers. Decisions are in ``work``."""

@@ -1,0 +1,1 @@
+"""Streams by which groups leave: to the learner, and to verifiers and back."""

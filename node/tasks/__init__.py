@@ -1,0 +1,1 @@
+"""The built-in tasks: where the code of each one is, and its options."""

@@ -1,0 +1,1 @@
+"""Groups as values: the lease, the completions, what any group must meet, and what became of it."""
