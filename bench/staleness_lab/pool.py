@@ -11,7 +11,9 @@ import torch
 from bench.forked_context import forked_context
 from bench.staleness_lab.cells import Cell, Outcome
 from bench.staleness_lab.codes import Codes
+from bench.staleness_lab.colours import Colours
 from bench.staleness_lab.digits import DigitsBandit, cache_digits
+from bench.staleness_lab.intervals import Intervals
 from bench.staleness_lab.knapsack import Knapsack
 from bench.staleness_lab.lander import Lander
 from bench.staleness_lab.letters import word_reversal
@@ -24,6 +26,7 @@ from bench.staleness_lab.safes import Safes
 from bench.staleness_lab.simulation import simulate
 from bench.staleness_lab.sorting import word_sorting
 from bench.staleness_lab.tasks import Task
+from bench.staleness_lab.unpacking import word_unpacking
 
 TASKS: Final[dict[str, Callable[[Path], Task]]] = {
     "letters": lambda _: word_reversal(),
@@ -40,6 +43,9 @@ TASKS: Final[dict[str, Callable[[Path], Task]]] = {
     "prices": lambda _: Prices(),
     "lander": lambda _: Lander(),
     "sorting": lambda _: word_sorting(),
+    "colours": lambda _: Colours(),
+    "intervals": lambda _: Intervals(),
+    "unpacking": lambda _: word_unpacking(),
 }
 """From the folder of cached data."""
 
