@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from learner.objective.advantage import standardised_advantage
+from learner.objective.advantage import centred_advantage, standardised_advantage
 from learner.objective.batch import ObjectiveBatch, ObjectiveOutcome, mean_of_token_means
 from learner.objective.importance import geometric_mean_weight
 from learner.objective.options import DriftAwareOptions
@@ -31,7 +31,8 @@ def drift_aware(batch: ObjectiveBatch, options: DriftAwareOptions) -> ObjectiveO
     Source: README.md in this folder.
     """
     log_ratio = batch.log_ratio
-    advantage = standardised_advantage(batch.reward, batch.groups)
+    of_rewards = standardised_advantage if options.divides_by_deviation else centred_advantage
+    advantage = of_rewards(batch.reward, batch.groups)
     limit = largest_move(
         batch.staleness_versions, per_root_version=options.move_nats, most_nats=options.most_nats
     )

@@ -108,6 +108,11 @@ class DriftAwareOptions(Options):
     """Upper bound of that move, whatever the age. Lower it if drift keeps growing; raise it if it is flat
     and late groups teach too slowly."""
 
+    divides_by_deviation: bool = True
+    """Whether advantages are divided by the standard deviation of their group's rewards, as GRPO's are. If
+    not, groups that all but agree count less: late groups teach more, wrong rewards do more harm. False only
+    where rewards are graded and known to be right."""
+
 
 class GspoOptions(ClipOptions):
     """GSPO clips tightly: the geometric mean of token ratios stays near 1."""
