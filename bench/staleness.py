@@ -2,6 +2,8 @@
 
     report    runs the frozen settings on the report tasks --> OUT/staleness_report.jsonl.gz, and writes
               OUT/staleness.md; refuses settings that are not committed
+    confirm   does the same with plainer forms of the default, on tasks of its own, and says which the rule
+              chooses --> OUT/staleness_confirm.jsonl.gz, OUT/staleness_confirm.md
 
 A line is a finished cell, and a run that was cut off goes on where it was. ``--quick`` does all of it,
 small, in a minute. What is held constant, and what the numbers mean, is written at the top of the report.
@@ -15,6 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from bench.staleness_lab.cells import Cell
+from bench.staleness_lab.confirming import confirming_cells
+from bench.staleness_lab.confirming_report import write_confirming_report
 from bench.staleness_lab.frozen import RefusedError, freezing_commit, read_settings
 from bench.staleness_lab.plan import FIRST, report_cells
 from bench.staleness_lab.pool import run_cells
@@ -29,6 +33,7 @@ _QUICK_VERSIONS: Final = 30
 _QUICK_SEEDS: Final = (0, 1, 2)
 """None of the report's."""
 FROZEN: Final = RECORD / "staleness_frozen.json"
+CONFIRM_FROZEN: Final = RECORD / "staleness_confirm_frozen.json"
 
 
 def main() -> int:
@@ -36,10 +41,12 @@ def main() -> int:
     arguments = _arguments()
     out = arguments.out or (_QUICK_OUT if arguments.quick else RECORD)
     out.mkdir(parents=True, exist_ok=True)
+    confirms = arguments.command == "confirm"
+    frozen = CONFIRM_FROZEN if confirms else FROZEN
     try:
-        settings = read_settings(FROZEN)
-        cells = report_cells(settings)
-        commit = "" if arguments.quick else freezing_commit(FROZEN)
+        settings = read_settings(frozen)
+        cells = confirming_cells(settings) if confirms else report_cells(settings)
+        commit = "" if arguments.quick else freezing_commit(frozen)
     except RefusedError as refusal:
         print(f"staleness: {refusal}", file=sys.stderr)
         return 1
@@ -47,13 +54,15 @@ def main() -> int:
         cells = [
             replace(cell, seeds=_QUICK_SEEDS, versions=_QUICK_VERSIONS)
             for cell in cells
-            if cell.method in FIRST[:3]
+            if confirms or cell.method in FIRST[:3]
         ]
-    results = Results(out / "staleness_report.jsonl.gz")
+    results = Results(out / f"staleness_{arguments.command}.jsonl.gz")
     if not arguments.no_runs:
         _fill(cells, results, arguments)
-    write_report(out / "staleness.md", cells, results, commit=commit)
-    print(out / "staleness.md")
+    path = out / ("staleness_confirm.md" if confirms else "staleness.md")
+    write = write_confirming_report if confirms else write_report
+    write(path, cells, results, commit=commit)
+    print(path)
     return 0
 
 
@@ -69,7 +78,7 @@ def _fill(cells: list[Cell], results: Results, arguments: argparse.Namespace) ->
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.staleness", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("command", choices=("report",))
+    parser.add_argument("command", choices=("report", "confirm"))
     parser.add_argument("--quick", action="store_true", help="report on little, in a minute")
     parser.add_argument("--out", type=Path, help=f"folder of results (default {RECORD}, quick: {_QUICK_OUT})")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: cores)")

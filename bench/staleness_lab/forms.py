@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from learner.objective.batch import ObjectiveBatch, ObjectiveOutcome, mean_of_token_means
-from learner.objective.formulas.advantage import standardised_advantage
+from learner.objective.formulas.advantage import centred_advantage, standardised_advantage
 from learner.objective.formulas.divergence import kl_behaviour_learner
 from learner.objective.formulas.importance import log_group_expectation, trust_by_divergence
 from learner.objective.options import Options
@@ -64,11 +64,22 @@ class FormOptions(Options):
 
 def form(batch: ObjectiveBatch, options: FormOptions) -> ObjectiveOutcome:
     """Return the loss of one form."""
+    return _form(batch, options, standardised_advantage(batch.reward, batch.groups))
+
+
+def undivided(batch: ObjectiveBatch, options: FormOptions) -> ObjectiveOutcome:
+    """Return the loss of one form, the advantage not divided by the deviation of the group's rewards.
+
+    Source of the advantage: Dr. GRPO, arXiv:2503.20783, section 3.
+    """
+    return _form(batch, options, centred_advantage(batch.reward, batch.groups))
+
+
+def _form(batch: ObjectiveBatch, options: FormOptions, advantage: Tensor) -> ObjectiveOutcome:
     log_ratio = batch.log_ratio
     expected = _SUPPOSED_NATS_PER_VERSION * batch.staleness_versions.double()
     if options.measures and isinstance(batch, RecordedBatch) and batch.recorded_nats is not None:
         expected = batch.token_mean(batch.recorded_nats.double())
-    advantage = standardised_advantage(batch.reward, batch.groups)
     limit = torch.sqrt(2 * expected).clamp(min=options.least_nats).clamp(max=options.most_nats)
     weight = _weight(batch, advantage, expected, options)
     held = batch.token_mean(log_ratio.detach().double().clamp(-_HELD_NATS, _HELD_NATS))
@@ -103,3 +114,4 @@ def _weight(batch: ObjectiveBatch, advantage: Tensor, expected: Tensor, options:
 
 
 form.is_separable = True  # type: ignore[attr-defined]
+undivided.is_separable = True  # type: ignore[attr-defined]

@@ -42,6 +42,7 @@ class Recipe:
 
 
 _FORM: Final = "bench.staleness_lab.forms:form"
+_UNDIVIDED: Final = "bench.staleness_lab.forms:undivided"
 _FORMER: Final = {"measures": True, "fades": True, "shares": True}
 
 FORMS: Final = {
@@ -56,6 +57,8 @@ FORMS: Final = {
     "former, supposed": Recipe(_FORM, {**_FORMER, "measures": False}),
     "former, without q/E": Recipe(_FORM, {**_FORMER, "shares": False}),
     "former, without f": Recipe(_FORM, {**_FORMER, "fades": False}),
+    "undivided, weighs completions": Recipe(_UNDIVIDED, {"weighs": "completions"}),
+    "undivided, weighs nothing": Recipe(_UNDIVIDED, {"weighs": "nothing"}),
 }
 """The default, and what it is made of, one part at a time; see ``forms``."""
 

@@ -9,6 +9,8 @@ import torch
 
 from bench.forked_context import forked_context
 from bench.staleness_lab.cells import Cell, Outcome
+from bench.staleness_lab.colours import Colours
+from bench.staleness_lab.intervals import Intervals
 from bench.staleness_lab.lander import Lander
 from bench.staleness_lab.methods import Method
 from bench.staleness_lab.prices import Prices
@@ -16,12 +18,16 @@ from bench.staleness_lab.safes import Safes
 from bench.staleness_lab.simulation import simulate
 from bench.staleness_lab.sorting import word_sorting
 from bench.staleness_lab.tasks import Task
+from bench.staleness_lab.unpacking import word_unpacking
 
 TASKS: Final[dict[str, Callable[[], Task]]] = {
     "safes": Safes,
     "prices": Prices,
     "lander": Lander,
     "sorting": word_sorting,
+    "colours": Colours,
+    "intervals": Intervals,
+    "unpacking": word_unpacking,
 }
 
 

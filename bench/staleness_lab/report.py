@@ -57,8 +57,8 @@ def write_report(path: Path, cells: Sequence[Cell], results: Results, *, commit:
         confidence=CONFIDENCE,
         **{task: len(plan.seeds) for task, plan in REPORT.items()},
     )
-    tables = [_table(task, [o for o in finished if o.cell.task == task]) for task in REPORT]
-    path.write_text("\n\n".join([about, _decision(finished), _summary(finished), *tables]) + "\n")
+    tables = [method_table(task, [o for o in finished if o.cell.task == task]) for task in REPORT]
+    path.write_text("\n\n".join([about, _decision(finished), summary_table(finished), *tables]) + "\n")
 
 
 def places(outcomes: Iterable[Outcome]) -> dict[tuple[str, Row], dict[str, Outcome]]:
@@ -100,15 +100,15 @@ def _decision(outcomes: Sequence[Outcome]) -> str:
                 _bold(form),
                 *(str(words.count(word)) for word in ("better", "tied", "worse")),
                 f"{100 * np.mean([interval.mean for _, interval in found]):+.1f}",
-                _interval(ordered[0]),
-                _interval(ordered[-1]),
+                interval_text(ordered[0]),
+                interval_text(ordered[-1]),
             ]
         )
     head = [f"beside `{CANDIDATE}`", "better", "tied", "worse", "mean", "least", "most"]
-    return f"## What decided\n\n{_markdown(head, lines)}"
+    return f"## What decided\n\n{markdown(head, lines)}"
 
 
-def _summary(outcomes: Sequence[Outcome]) -> str:
+def summary_table(outcomes: Sequence[Outcome]) -> str:
     """Each method beside the default, and how far it ends below the best of each place."""
     by_place = places(outcomes)
     beside = {place: differences(here, to=SHIPPED) for place, here in by_place.items()}
@@ -124,7 +124,7 @@ def _summary(outcomes: Sequence[Outcome]) -> str:
         entries = [_bold(method), str(next(iter(here.values())).cell.setting), str(len(here)), f"{mean:.1f}"]
         if lost:
             where = min(lost, key=lambda place: lost[place].mean)
-            entries += [_interval(lost[where]), f"{where[0]}, {where[1]}; {best[where]}"]
+            entries += [interval_text(lost[where]), f"{where[0]}, {where[1]}; {best[where]}"]
         else:
             entries += ["-", "-"]
         collapsed = np.mean([collapsed_share(outcome) for outcome in here.values()])
@@ -138,10 +138,10 @@ def _summary(outcomes: Sequence[Outcome]) -> str:
         "many cells may be compared. Better, tied, worse: places in which the interval of the difference to "
         "the default says so."
     )
-    return f"## All places\n\n{about}\n\n{_markdown(head, [line for _, _, line in sorted(lines)])}"
+    return f"## All places\n\n{about}\n\n{markdown(head, [line for _, _, line in sorted(lines)])}"
 
 
-def _table(task: str, outcomes: Sequence[Outcome]) -> str:
+def method_table(task: str, outcomes: Sequence[Outcome]) -> str:
     """Methods by rows: where the default ends, and how far each other is above it."""
     by_place = places(outcomes)
     settings = {outcome.cell.method: str(outcome.cell.setting) for outcome in outcomes}
@@ -151,21 +151,21 @@ def _table(task: str, outcomes: Sequence[Outcome]) -> str:
         entries = []
         for place, here in by_place.items():
             if method in intervals[place]:
-                entries.append(_interval(intervals[place][method]))
+                entries.append(interval_text(intervals[place][method]))
             else:
                 entries.append(f"{100 * here[method].ends.mean():.1f}" if method in here else "-")
         lines.append([_bold(method), settings[method], *entries])
-    return f"## {task}\n\n{_markdown(['method', 'setting', *(str(row) for _, row in by_place)], lines)}"
+    return f"## {task}\n\n{markdown(['method', 'setting', *(str(row) for _, row in by_place)], lines)}"
 
 
 def _bold(method: str) -> str:
     return f"**{method}**" if method == SHIPPED else method
 
 
-def _interval(each: Interval) -> str:
+def interval_text(each: Interval) -> str:
     return f"{100 * each.mean:+.1f} [{100 * each.low:+.1f}, {100 * each.high:+.1f}]"
 
 
-def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

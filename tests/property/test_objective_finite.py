@@ -18,6 +18,7 @@ from node.values.limits import REWARD
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "clip_low": [{"clip_low": 1.0, "clip_high": math.inf}, {"dual_clip": 3.0}],
     "move_nats": [{"move_nats": 1e9, "most_nats": 1e9}, {"move_nats": 1e-9, "most_nats": 1e-9}],
+    "divides_by_deviation": [{"divides_by_deviation": False}],
     "gate": [{"gate": "always"}, {"gate": "none", "power": 0.5}],
     "threshold_nats": [{"threshold_nats": 0.0}, {"threshold_nats": math.inf}],
     "is_length_normalised": [{"is_length_normalised": True}],

@@ -139,10 +139,10 @@ def _saturated_kl(i: int, frozen: Rows, s: Sample) -> float:
     return 1 - math.exp(-kl_of(i, frozen, s) / 0.5)
 
 
-def _drift_aware(*, move: float = 0.03, most: float = 0.5) -> Twin:
+def _drift_aware(*, move: float = 0.03, most: float = 0.5, divides: bool = True) -> Twin:
     def twin(p: Rows, frozen: Rows, s: Sample) -> float:
         losses = []
-        for i, a in enumerate(standardised(s)):
+        for i, a in enumerate(standardised(s) if divides else centred(s)):
             limit = min(move * math.sqrt(max(s.staleness[i], 1)), most)
             ratios = [x - y for x, y in zip(frozen[i], s.q[i], strict=True)]
             mean = fmean(clip(x, -2.0, 2.0) for x in ratios)
@@ -349,6 +349,11 @@ TWINS_WITH_OPTIONS: dict[str, tuple[str, dict[str, object], Twin]] = {
         "drift_aware",
         {"move_nats": 0.02, "most_nats": 0.03},
         _drift_aware(move=0.02, most=0.03),
+    ),
+    "drift_aware, undivided": (
+        "drift_aware",
+        {"divides_by_deviation": False},
+        _drift_aware(divides=False),
     ),
     "version_aware, always gated": (
         "version_aware",

@@ -31,6 +31,11 @@ class DriftAwareOptions(Options):
     """Upper bound of that move, whatever the age. Lower it if drift keeps growing; raise it if it is flat
     and late groups teach too slowly."""
 
+    divides_by_deviation: bool = True
+    """Whether advantages are divided by the standard deviation of their group's rewards, as GRPO's are. If
+    not, groups that all but agree count less: late groups teach more, wrong rewards do more harm. False only
+    where rewards are graded and known to be right."""
+
 
 def drift_aware(batch: ObjectiveBatch, options: DriftAwareOptions) -> ObjectiveOutcome:
     """Return GRPO with one weight a completion, and a trust region for completions by their age.
@@ -44,12 +49,13 @@ def drift_aware(batch: ObjectiveBatch, options: DriftAwareOptions) -> ObjectiveO
     import torch
 
     from learner.objective.batch import ObjectiveOutcome, mean_of_token_means
-    from learner.objective.formulas.advantage import standardised_advantage
+    from learner.objective.formulas.advantage import centred_advantage, standardised_advantage
     from learner.objective.formulas.importance import geometric_mean_weight
     from learner.objective.formulas.trust_regions import has_moved, largest_move
 
     log_ratio = batch.log_ratio
-    advantage = standardised_advantage(batch.reward, batch.groups)
+    of_rewards = standardised_advantage if options.divides_by_deviation else centred_advantage
+    advantage = of_rewards(batch.reward, batch.groups)
     limit = largest_move(
         batch.staleness_versions, per_root_version=options.move_nats, most_nats=options.most_nats
     )

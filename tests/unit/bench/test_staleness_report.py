@@ -10,7 +10,6 @@ import torch
 
 from bench import staleness
 from bench.staleness_lab.cells import Cell, Outcome, Setting
-from bench.staleness_lab.forms import FormOptions, form
 from bench.staleness_lab.frozen import RefusedError, freezing_commit, read_settings
 from bench.staleness_lab.methods import FORMS
 from bench.staleness_lab.plan import FIRST, HUMPS, REPORT, SHIPPED, WAVES, report_cells
@@ -27,11 +26,17 @@ def outcome(cell: Cell, *ends: float) -> Outcome:
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.3, 1.5])
-def test_the_default_is_the_form_that_the_report_chose(spread: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [(SHIPPED, {}), ("undivided, weighs completions", {"divides_by_deviation": False})],
+)
+def test_the_default_is_the_form_that_the_report_chose(
+    name: str, options: dict[str, bool], spread: float
+) -> None:
     p, sample = made_up(4, spread=spread)
     shipped, chosen = batch_of(p, sample), batch_of(p, sample)
-    loss = load_objective("drift_aware")(shipped).loss
-    of_form = form(chosen, FormOptions.model_validate(dict(FORMS[SHIPPED].options))).loss
+    loss = load_objective("drift_aware", options)(shipped).loss
+    of_form = load_objective(FORMS[name].objective, FORMS[name].options)(chosen).loss
     assert torch.allclose(loss, of_form, rtol=1e-12)
     assert torch.allclose(gradient_of(loss, shipped), gradient_of(of_form, chosen), rtol=1e-12)
 

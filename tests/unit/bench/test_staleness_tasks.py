@@ -5,6 +5,8 @@ import torch
 
 from bench.staleness_lab.answers import END, PAD
 from bench.staleness_lab.batched import Shapes
+from bench.staleness_lab.colours import Colours
+from bench.staleness_lab.intervals import Intervals
 from bench.staleness_lab.mismatch import given_reward, sampling_weights
 from bench.staleness_lab.pool import TASKS
 from bench.staleness_lab.safes import Safes
@@ -80,3 +82,35 @@ def test_one_reward_in_seven_is_turned_round() -> None:
     assert sorted(set(given.flatten().tolist())) == pytest.approx([0.2, 0.8])
     assert float((given < 0.5).double().mean()) == pytest.approx(0.15, abs=0.01)
     assert given_reward("none", reward, []) is reward
+
+
+def test_a_colouring_is_paid_by_the_clashes_of_neighbours_in_nine_levels() -> None:
+    task = Colours()
+    uniform = torch.rand(1, 8, 64, task.tokens, generator=torch.Generator().manual_seed(2))
+    completions = task.sample(task.start((0,)), torch.arange(8).view(1, 8), uniform)
+    levels = set((8 * completions.reward).flatten().tolist())
+    assert levels <= {float(level) for level in range(9)}
+    assert len(levels) > 4
+    assert 0.02 < float(completions.reward.mean()) < 0.2
+    for colour in range(3):  # of one colour, all neighbours clash
+        sure = torch.zeros(1, 8, task.tokens, 3)
+        sure[..., colour] = 30
+        same = task.sample(sure.view(1, -1), torch.arange(8).view(1, 8), uniform)
+        assert (same.token == colour).all()
+        assert (same.reward == 0).all()
+
+
+def test_an_interval_is_paid_for_being_narrow_if_it_holds_the_quantity() -> None:
+    task = Intervals()
+    theta = task.start((0,))
+    uniform = torch.rand(1, 64, 64, 2, generator=torch.Generator().manual_seed(2))
+    completions = task.sample(theta, torch.arange(64).view(1, 64), uniform)
+    lower, width = completions.token.unbind(-1)
+    paid = completions.reward > 0
+    assert torch.equal(completions.reward[paid], 1 - width[paid] / 16)
+    for each in range(64):  # one level of a prompt is in every paid interval and in no other
+        inside = [(lower[0, each] <= level) & (level <= (lower + width)[0, each]) for level in range(16)]
+        assert any(torch.equal(holds, paid[0, each]) for holds in inside)
+    everything = torch.rand(1, 512, 256, 2, generator=torch.Generator().manual_seed(3))
+    drawn = task.sample(theta, torch.arange(1024, 1536).view(1, 512), everything).reward.mean()
+    assert float(task.score(theta)) == pytest.approx(float(drawn), abs=0.01)
