@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from learner.objective import losses
+from learner.objective import losses, sample_size
 from learner.objective import options as o
 
 _GEPO: Final = "learner.objective.losses.families.gepo"
@@ -30,19 +30,23 @@ MENU: Final[Mapping[str, o.MenuEntry]] = _FILES | {
     "gepo_plus": o.MenuEntry(f"{_GEPO}:gepo_plus", o.GepoPlusOptions),
     "gepo_defensive": o.MenuEntry(f"{_GEPO}:gepo_defensive", o.DefensiveOptions),
     "eqp": o.MenuEntry(f"{_GEPO}:eqp", o.ClipOptions, is_separable=False),
-    "grpo": o.MenuEntry(f"{_GRPO}:grpo", o.ClipOptions),
-    "dr_grpo": o.MenuEntry(f"{_GRPO}:dr_grpo", o.ClipOptions),
-    "bnpo": o.MenuEntry(f"{_GRPO}:bnpo", o.ClipOptions),
-    "dapo": o.MenuEntry(f"{_GRPO}:dapo", o.DapoOptions),
-    "rloo": o.MenuEntry(f"{_GRPO}:rloo", o.ClipOptions),
-    "reinforce_plus_plus": o.MenuEntry(f"{_GRPO}:reinforce_plus_plus", o.ClipOptions),
+    "grpo": o.MenuEntry(f"{_GRPO}:grpo", o.ClipOptions, sample=sample_size.of_clipped),
+    "dr_grpo": o.MenuEntry(f"{_GRPO}:dr_grpo", o.ClipOptions, sample=sample_size.of_clipped),
+    "bnpo": o.MenuEntry(f"{_GRPO}:bnpo", o.ClipOptions, sample=sample_size.of_clipped),
+    "dapo": o.MenuEntry(f"{_GRPO}:dapo", o.DapoOptions, sample=sample_size.of_clipped),
+    "rloo": o.MenuEntry(f"{_GRPO}:rloo", o.ClipOptions, sample=sample_size.of_clipped),
+    "reinforce_plus_plus": o.MenuEntry(
+        f"{_GRPO}:reinforce_plus_plus", o.ClipOptions, sample=sample_size.of_clipped
+    ),
     "reinforce": o.MenuEntry(f"{_GRPO}:reinforce"),
     "dg": o.MenuEntry(f"{_GRPO}:dg", o.DelightOptions),
     "gspo": o.MenuEntry(f"{_RATIOS}:gspo", o.GspoOptions),
-    "cispo": o.MenuEntry(f"{_RATIOS}:cispo", o.CispoOptions),
-    "tis": o.MenuEntry(f"{_RATIOS}:tis", o.TruncatedOptions),
+    "cispo": o.MenuEntry(f"{_RATIOS}:cispo", o.CispoOptions, sample=sample_size.of_bounded),
+    "tis": o.MenuEntry(f"{_RATIOS}:tis", o.TruncatedOptions, sample=sample_size.of_truncated),
     "mis_geometric": o.MenuEntry(f"{_RATIOS}:mis_geometric", o.GeometricMaskedOptions),
-    "decoupled_ppo": o.MenuEntry(f"{_RATIOS}:decoupled_ppo", o.DecoupledOptions),
+    "decoupled_ppo": o.MenuEntry(
+        f"{_RATIOS}:decoupled_ppo", o.DecoupledOptions, sample=sample_size.of_decoupled
+    ),
     "dppo_tv": o.MenuEntry(f"{_RATIOS}:dppo_tv", o.TotalVariationOptions),
 }
 """Name -> entry: the methods of the papers implemented here, of the staleness report, and GRPO's near kin.
@@ -78,3 +82,12 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
         known = ", ".join(MENU[name].options.model_fields) or "none"
         faults = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise ValueError(f"{faults}; the options of {name} are {known}") from error
+
+
+def weighed_sample(name: str, options: Mapping[str, Any]) -> sample_size.WeighedSample:
+    """Return what an objective's weights leave of a sample; not known of one that is given by its path."""
+    known = None
+    if name in MENU:
+        entry = MENU[name]
+        known = entry.sample(entry.options.model_validate(dict(options)))
+    return known or sample_size.WeighedSample(name, None)

@@ -4,10 +4,13 @@ Defaults are the published ones, unless an option says otherwise.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from learner.objective.sample_size import WeighedSample
 
 StalenessDiscount = Literal["none", "exponential", "polynomial", "sample_size"]
 """The outer factor: how a group's age, or what its weights leave of it, enters the loss."""
@@ -29,6 +32,10 @@ class MenuEntry:
     is_separable: bool = True
     """Whether the gradient of a row depends on no other row's learner logprobs; rewards, behaviour
     logprobs and masks of the whole batch are data, and may be used."""
+    sample: Callable[[Any], WeighedSample | None] = lambda options: None
+    """From its options to what its weights leave of a sample, by which `status` recommends a staleness bound.
+    None: not known, since they are means over completions, whose spread is not measured, or see more than
+    a ratio."""
 
 
 class ClipOptions(Options):

@@ -18,8 +18,9 @@ from learner.config import LearnerConfig
 from learner.intake.divergence_panel import KNOTS, Estimate
 from learner.intake.named_versions import NamedVersions, Scored
 from learner.intake.sampler_mismatch import Found, SamplerMismatches
-from learner.intake.staleness_bound import LEAST_GROUPS, WeighedSample, recommended_staleness
+from learner.intake.staleness_bound import LEAST_GROUPS, recommended_staleness
 from learner.metrics import LearnerMetrics
+from learner.objective.menu import weighed_sample
 from learner.step_log import RollbackLine, StepLine
 from learner.training.training_state import StepTaken
 from learner.training.work_thread import WorkThread
@@ -51,7 +52,7 @@ class Evidence:
         threshold_nats = config.quarantine_mismatch_nats
         named = NamedVersions(threshold_nats, random=random.random) if score else None
         self.mismatches = SamplerMismatches(threshold_nats, named=named)
-        self._sample = WeighedSample.of(config.objective, config.objective_options)
+        self._sample = weighed_sample(config.objective, config.objective_options)
         self._recommended = recommended_staleness({}, sample=self._sample, tokens=0.0)
         self._batches: deque[tuple[int, int]] = deque(maxlen=RECORDED_BATCHES)
         """Groups, and those of them that taught nothing."""

@@ -5,7 +5,7 @@
          |                       `-- the words held are doubted: drop    |
          `---------------------------------------------------------------'
 
-``served_policy`` says what is due. ``fetch_plan`` and the source that is asked decide what to fetch next;
+``served_policy`` says what is due. ``way_to_head`` and the source that is asked decide what to fetch next;
 ``held_version`` changes the live words. Every version on the way to the head is verified and applied: over a
 slow link, a version nearer to the head is worth having.
 """
@@ -32,9 +32,9 @@ from node.weights.transfer.fetcher import Fetcher
 from sampler.engines.restartable_engine import EngineEndedError
 from sampler.metrics import SamplerMetrics
 from sampler.served_policy import Command, Event, State
-from sampler.versions.fetch_plan import FetchPlan, Starvation
 from sampler.versions.held_version import HeldVersion
 from sampler.versions.version_assembly import VersionAssembly
+from sampler.versions.way_to_head import FetchPlan, Starvation
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from node.values.policy import ArtifactKey
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.payload_order import pushed_frames
-from sampler.versions.fetch_plan import FetchPlan
+from sampler.versions.way_to_head import FetchPlan
 from support.fetching import fetch_version
 from support.identity import MadeRun
 from support.policy_hub import PolicyHub, Pushes, Pushing, Registry, make_fetcher, make_sources, policy_hub

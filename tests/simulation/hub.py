@@ -29,12 +29,12 @@ from node.coordinator.transactions.run_ledger import RunLedger
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.capacity import Bounds
+from node.coordinator.work.decisions.announcements import task_is
 from node.coordinator.work.decisions.decision import Batch
 from node.coordinator.work.decisions.leasing import LeaseRequest, ReturnedLeases, release
 from node.coordinator.work.decisions.step_history import Hello
 from node.coordinator.work.decisions.submitted_groups import Submission, Submitted
 from node.coordinator.work.decisions.trust import Quarantine
-from node.coordinator.work.decisions.upkeep import task_is
 from node.coordinator.work.evaluation.held_out_score import answer_of
 from node.coordinator.work.slots.slot import is_held_out
 from node.coordinator.work.terms.model_check import Learner, SamplerModel, StatedText

@@ -6,7 +6,7 @@ from typing import Any
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Balance, Transaction
 from node.coordinator.work.capacity import Bounds
-from node.coordinator.work.decisions import leasing, step_history, submitted_groups, upkeep
+from node.coordinator.work.decisions import announcements, leasing, step_history, submitted_groups
 from node.coordinator.work.decisions.decision import Decision
 from node.coordinator.work.decisions.leasing import LeaseRequest, Released, ReturnedLeases, release
 from node.coordinator.work.decisions.submitted_groups import Submission, Submitted
@@ -136,12 +136,12 @@ class Desk:
     def evaluate(self, head: int) -> None:
         """Do what the coordinator does each second, with this newest announced version."""
         self.publish(head)
-        self.settle(upkeep.evaluation_turn(self.accounts, now=self.now))
+        self.settle(announcements.evaluation_turn(self.accounts, now=self.now))
         self.accounts.evaluations.plan(head)
 
     def publish(self, version: int) -> None:
         versions = (PolicyVersion(version, b"r" * 16),)
-        self.settle(upkeep.announced(self.accounts, versions, now=self.now))
+        self.settle(announcements.announced(self.accounts, versions, now=self.now))
 
     def answer(self, lease_id: str, *, version: int = 0, **changes: Any) -> RolloutGroup:
         """Return a good group for a lease that was granted, drawn by ``version``."""

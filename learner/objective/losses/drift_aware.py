@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from pydantic import Field
 
 from learner.objective.options import MenuEntry, Options
+from learner.objective.sample_size import WeighedSample, token_share, truncated, within_reach
 
 if TYPE_CHECKING:
     from learner.objective.batch import ObjectiveBatch, ObjectiveOutcome
@@ -72,4 +73,11 @@ def drift_aware(batch: ObjectiveBatch, options: DriftAwareOptions) -> ObjectiveO
     )
 
 
-ENTRY: Final = MenuEntry(f"{__name__}:drift_aware", DriftAwareOptions)
+def _sample(options: DriftAwareOptions) -> WeighedSample:
+    most = options.most_nats
+    return WeighedSample(
+        "token weights", lambda nats, _: within_reach(nats, most) * token_share(nats, truncated(1))
+    )
+
+
+ENTRY: Final = MenuEntry(f"{__name__}:drift_aware", DriftAwareOptions, sample=_sample)

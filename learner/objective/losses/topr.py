@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 from learner.objective.options import MenuEntry, Options
+from learner.objective.sample_size import WeighedSample
 
 if TYPE_CHECKING:
     from learner.objective.batch import ObjectiveBatch, ObjectiveOutcome
@@ -39,4 +41,10 @@ def topr(batch: ObjectiveBatch, options: ToprOptions) -> ObjectiveOutcome:
     return ObjectiveOutcome(loss, weight, torch.zeros_like(weight, dtype=torch.bool))
 
 
-ENTRY: Final = MenuEntry(f"{__name__}:topr", ToprOptions)
+def _sample(options: ToprOptions) -> WeighedSample | None:
+    if options.is_length_normalised:
+        return None
+    return WeighedSample("whole completions", lambda nats, tokens: math.exp(-2 * tokens * nats))
+
+
+ENTRY: Final = MenuEntry(f"{__name__}:topr", ToprOptions, sample=_sample)

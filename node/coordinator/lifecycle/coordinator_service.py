@@ -17,7 +17,7 @@ from node.coordinator.requests.door import Door
 from node.coordinator.run_status import LiveStatus
 from node.coordinator.streams.reward_checking import RewardChecking
 from node.coordinator.work.accounts import Accounts
-from node.coordinator.work.decisions import leasing, upkeep
+from node.coordinator.work.decisions import announcements, leasing
 from node.errors import RefusedError
 from node.process.memory import GIVE_BACK_EVERY_S, give_back
 from node.process.service import Service
@@ -110,8 +110,8 @@ class CoordinatorService:
         await self.checking.turn(now)
         try:
             announced = await asyncio.to_thread(self.published.unlogged)
-            await ledger.decide(partial(upkeep.announced, request=announced))
-            await ledger.decide(upkeep.evaluation_turn)
+            await ledger.decide(partial(announcements.announced, request=announced))
+            await ledger.decide(announcements.evaluation_turn)
             head = self.published.head()
             self.accounts.evaluations.plan(0 if head is None else head.number)
             evaluated = self.accounts.evaluations.under_way

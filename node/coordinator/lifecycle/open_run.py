@@ -20,7 +20,7 @@ from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.operators.older_orders import older_orders, set_aside
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Balance, Transaction
-from node.coordinator.work.decisions.upkeep import task_is
+from node.coordinator.work.decisions.announcements import task_is
 from node.coordinator.work.orders.orders import Orders
 from node.coordinator.work.terms.run_data import NO_DATA, agreed_data
 from node.errors import ConfigError, Reason, RefusedError, StartupError

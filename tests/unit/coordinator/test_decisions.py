@@ -10,7 +10,7 @@ import pytest
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Balance
 from node.coordinator.work.capacity import Capacity
-from node.coordinator.work.decisions import judged_groups, leasing, upkeep
+from node.coordinator.work.decisions import announcements, judged_groups, leasing
 from node.coordinator.work.decisions.decision import NOTHING
 from node.coordinator.work.decisions.leasing import LeaseRequest
 from node.coordinator.work.slots import next_slots as slot_grants
@@ -123,7 +123,7 @@ def test_a_group_leased_before_the_options_changed_is_refused_and_not_held_again
     desk.trust("s1")
     strikes = []
     (early,) = desk.lease()
-    desk.settle(upkeep.task_is(desk.accounts, b"o" * 16, now=desk.now))
+    desk.settle(announcements.task_is(desk.accounts, b"o" * 16, now=desk.now))
     (late,) = desk.lease()
     for name in (early, late):
         group = make_group(name, prompt_index=desk.granted[name].prompt_index, task_digest=b"o" * 16)

@@ -12,7 +12,7 @@ from node.coordinator.work.balance import Balance
 from node.coordinator.work.checks.check_queue import Held
 from node.coordinator.work.checks.reward_checks import HELD_S, RewardChecks
 from node.coordinator.work.checks.verifier_places import VerifierPlaces
-from node.coordinator.work.decisions import findings, upkeep
+from node.coordinator.work.decisions import announcements, findings
 from node.coordinator.work.decisions.findings import GroupFinding
 from node.coordinator.work.decisions.judged_groups import judgement
 from node.coordinator.work.decisions.submitted_groups import Submitted
@@ -147,7 +147,7 @@ def test_groups_that_wait_for_grades_are_asked_for_again_after_a_restart(desk: D
 def test_what_waits_for_grades_is_refused_once_samplers_grade(desk: Desk) -> None:
     name = ungraded(desk)
     desk.accounts.work = replace(desk.accounts.work, verifiers_grade=False, task_digest=b"other")
-    assert desk.settle(upkeep.task_is(desk.accounts, b"before", now=desk.now)) == 1
+    assert desk.settle(announcements.task_is(desk.accounts, b"before", now=desk.now)) == 1
     assert state_of(desk, name) is SlotState.AVAILABLE
 
 

@@ -8,22 +8,17 @@ import pytest
 import torch
 
 from learner.intake.divergence_panel import KNOTS, DivergencePanel, Estimate
-from learner.intake.staleness_bound import (
-    LEAST_GROUPS,
-    WeighedSample,
-    recommended_staleness,
-    token_share,
-    truncated,
-    within_reach,
-)
+from learner.intake.staleness_bound import LEAST_GROUPS, recommended_staleness
 from learner.objective.formulas.divergence import effective_sample_size_ratio
 from learner.objective.formulas.trust_regions import has_moved, largest_move
+from learner.objective.menu import weighed_sample
 from learner.objective.registry import load_objective
+from learner.objective.sample_size import WeighedSample, token_share, truncated, within_reach
 from support.fleets import Fleet, one
 from support.objective_batches import gradient_of, whole_rows
 
-DEFAULT = WeighedSample.of("drift_aware", {})
-WHOLE_COMPLETIONS = WeighedSample.of("topr", {})
+DEFAULT = weighed_sample("drift_aware", {})
+WHOLE_COMPLETIONS = weighed_sample("topr", {})
 
 MEASURED = {0: Estimate(0.0, 0.0), 4: Estimate(0.010, 0.001), 8: Estimate(0.018, 0.001)}
 """Upper ends: 0.012 at age 4, 0.020 at 8."""
@@ -71,14 +66,14 @@ def test_the_share_is_that_of_the_objectives_own_weights(
     batch = whole_rows(log_ratio, torch.zeros_like(log_ratio), reward, group=torch.arange(rows) // 2)
     gradient = gradient_of(load_objective(objective, options)(batch).loss, batch)
     measured = effective_sample_size_ratio(gradient[:, 0].abs())
-    sample = WeighedSample.of(objective, options)
+    sample = weighed_sample(objective, options)
     assert share(sample, nats, tokens=7) == pytest.approx(measured, rel=0.05)
     assert sample.name == "token weights"
 
 
 def test_a_bound_is_not_known_of_weights_whose_spread_is_not_measured() -> None:
     for objective in ("gepo", "gspo", "dppo_tv", "dg", "reinforce", "my_package.my_module:mine"):
-        recommended = recommended_staleness(MEASURED, sample=WeighedSample.of(objective, {}), tokens=100)
+        recommended = recommended_staleness(MEASURED, sample=weighed_sample(objective, {}), tokens=100)
         assert recommended.versions is None
         assert objective in recommended.unknown_because
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.values.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
-from sampler.versions.fetch_plan import FetchPlan, Starvation
+from sampler.versions.way_to_head import FetchPlan, Starvation
 
 
 def root(number: int) -> bytes:
