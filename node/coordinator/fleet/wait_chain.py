@@ -213,7 +213,9 @@ def _causes(facts: Facts, samplers: Sequence[WaitingSamplers]) -> tuple[str, tup
         return f"batches are consumed at {version}", (teaching,)
     if facts.ready_groups < facts.batch_groups:
         ready = f"groups: {facts.ready_groups} of {facts.batch_groups} are ready"
-        missing = Wait("the learner", ready, learner_s or facts.version_for_s, "")
+        # It may have named this wait in one heartbeat after the other, and taken steps between them.
+        waits_s = min(learner_s or facts.version_for_s, facts.version_for_s)
+        missing = Wait("the learner", ready, waits_s, "")
         has_enough = facts.ready_groups + facts.ungraded_groups >= facts.batch_groups
         if facts.ungraded_groups and (has_enough or not facts.verifiers):
             return f"groups are graded at {version}", (missing, _of_verifiers(facts))

@@ -250,6 +250,11 @@ def test_people_read_the_chain_in_lines_and_peers_send_no_escapes() -> None:
     assert moving[0].startswith("it moves: training at version 7")
 
 
+def test_a_batch_is_not_waited_for_longer_than_the_newest_version_is_old() -> None:
+    ages = [waits(ready_groups=3, version_for_s=version_s)[0].for_s for version_s in (0.2, 90.0)]
+    assert ages == [0.2, FACTS.learner_waits_s]
+
+
 @pytest.mark.parametrize(
     ("verifiers", "whom"),
     [
