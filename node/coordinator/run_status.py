@@ -103,7 +103,7 @@ class RunReport:
             grader_digest=accounts.grader.digest,
             grader_said_by=accounts.grader.said_by,
             exportable_best=_exportable_best(self.table.peers),
-            lines=accounts.told(now=now),
+            lines=accounts.single_facts.told(now),
         )
 
     def _facts(self, capacity: Capacity, now: float, fault: OwnFault | None) -> Facts:

@@ -10,7 +10,7 @@ written. A change that this does not cover is another kind.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -96,16 +96,6 @@ class Gone:
 
 
 OneFact = TypeVar("OneFact", bound=Fact)
-
-
-class Newest(Generic[OneFact]):
-    """Reduces a kind of which the run has one fact."""
-
-    def __init__(self, fact: OneFact | None) -> None:
-        self.fact = fact
-
-    def apply(self, fact: OneFact) -> None:
-        self.fact = fact
 
 
 _CODECS: "Final[dict[type[Fact], TypeAdapter[Any]]]" = {}

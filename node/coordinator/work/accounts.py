@@ -7,15 +7,15 @@ restart reads back. No counter has a second source.
     facts --by kind--> the reducer that ``Accounts`` names for it
 
 A feature with something durable to say has a ``Fact`` in a module of its own, and its class in
-``balance.FACTS``. ``only`` returns the one fact of a kind, and ``told`` its line for `status`. A kind of
-which there are many also has a reducer, named in ``Accounts.go_back``. Nothing else knows of it.
+``balance.FACTS``; ``single_facts`` has it. A kind of which there are many also has a reducer, which
+``Accounts.go_back`` names. Nothing else knows of it.
 """
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from node.coordinator.work.balance import FACTS, Balance, Transaction
+from node.coordinator.work.balance import Balance, Transaction
 from node.coordinator.work.capacity import Load
 from node.coordinator.work.checks.check_queue import Held
 from node.coordinator.work.checks.reward_checks import RewardChecks
@@ -25,6 +25,7 @@ from node.coordinator.work.orders.orders import Orders
 from node.coordinator.work.samplers.sampler_standing import Standing, checked_share
 from node.coordinator.work.samplers.standings import Standings
 from node.coordinator.work.samplers.tallies import Tallies, Tally
+from node.coordinator.work.single_facts import SingleFacts
 from node.coordinator.work.slots.bad_prompts import BadPrompts
 from node.coordinator.work.slots.slot import (
     CONSUMED,
@@ -45,10 +46,8 @@ from node.coordinator.work.terms.run_data import NO_DATA, DataSeen
 from node.coordinator.work.terms.run_terms import RunGrader, RunTerms
 from node.coordinator.work.version_log import VersionLog
 from node.values.evaluation import Evaluation
-from node.values.fact import Newest, OneFact
 from node.values.groups.failure import BadPrompt
 from node.values.operator_order import Order
-from node.values.run import StatusLine
 
 
 class Accounts:
@@ -106,7 +105,7 @@ class Accounts:
             lease_ttl_s=terms.lease_ttl_s,
             now=now,
         )
-        many: dict[str, Callable[[Any], None]] = {
+        self._reducers: Mapping[str, Callable[[Any], None]] = {
             Tally.kind: self.tallies.apply,
             Standing.kind: self.standings.apply,
             BadPrompt.kind: self.bad_prompts.apply,
@@ -115,10 +114,7 @@ class Accounts:
             Evaluation.kind: self.evaluations.apply,
             NotedOptions.kind: self._note_changed_options,
         }
-        self._only = {kind: Newest(balance.only(kind)) for kind in FACTS if kind.kind not in many}
-        self._reducers: Mapping[str, Callable[[Any], None]] = many | {
-            kind.kind: newest.apply for kind, newest in self._only.items()
-        }
+        self.single_facts = SingleFacts(fact for fact in balance.facts if fact.kind not in self._reducers)
         self._accepts_loss = balance.accepts_loss
         self.versions = VersionLog(balance.announced)
         self.newest_record = balance.last_step
@@ -140,24 +136,12 @@ class Accounts:
     @property
     def learner(self) -> Learner | None:
         """The learner that may publish; None: none has ever joined."""
-        return self.only(Learner)
+        return self.single_facts.of(Learner)
 
     @property
     def data(self) -> DataSeen:
         """The rows that the prompts are made from; ``NO_DATA``: samplers have their own."""
-        return self.only(DataSeen) or NO_DATA
-
-    def only(self, kind: type[OneFact]) -> OneFact | None:
-        """Return the fact of a kind of which a run has one and no reducer is named, or None."""
-        fact = self._only[kind].fact
-        assert fact is None or isinstance(fact, kind)
-        return fact
-
-    def told(self, *, now: float) -> tuple[StatusLine, ...]:
-        """Return the lines of those facts for the state of the run."""
-        facts = (newest.fact for newest in self._only.values())
-        lines = (StatusLine(fact.heading, fact.told(now)) for fact in facts if fact is not None)
-        return tuple(line for line in lines if line.text)
+        return self.single_facts.of(DataSeen) or NO_DATA
 
     @property
     def grader(self) -> RunGrader:
@@ -204,7 +188,7 @@ class Accounts:
             self.slots.open.prove(stored.sampler_id)
         self.slots.apply(transaction.slots, now=now)
         for fact in transaction.facts:
-            self._reducers[fact.kind](fact)
+            self._reducers.get(fact.kind, self.single_facts.apply)(fact)
         self.evaluations.apply_slots(transaction.slots, now=now)
         for slot in transaction.slots:
             if slot.state not in UNTRAINED:
@@ -255,8 +239,9 @@ class Accounts:
         )
 
     def has_published(self, version: int) -> bool:
-        """Whether a version was ever announced, or is the base model, which needs no announcing."""
-        return version == 0 or version in self.versions or self.is_on_offer(version)
+        """Whether a version was announced, or may have been in what the ledger lost, or is the base model."""
+        is_known = version == 0 or version in self.versions or self.is_on_offer(version)
+        return is_known or any(version in lost for lost in self._generations.lost_versions)
 
     def must_wait_for_checks(self, sampler_id: str, *, now: float) -> bool:
         """Whether a sampler hands in and is leased no more until groups of its own are checked."""

@@ -15,12 +15,13 @@ from node.coordinator.work.decisions.decision import NOTHING
 from node.coordinator.work.decisions.leasing import LeaseRequest
 from node.coordinator.work.slots import next_slots as slot_grants
 from node.coordinator.work.slots.slot import Attempt, Slot, SlotBalance, SlotState
+from node.coordinator.work.slots.slot_generations import Generation
 from node.errors import Reason, RefusedError
 from node.values.groups.failure import Failure
 from node.values.groups.rollout import LeaseGrant
 from node.values.groups.verdict import GroupVerdict, Verdict
 from node.values.policy import PolicyVersion
-from support.coordinator import BOUNDS, LEARNER, TTL_S, WORK, Desk, make_accounts, make_answer
+from support.coordinator import BOUNDS, LEARNER, NOW_S, TTL_S, WORK, Desk, make_accounts, make_answer
 from support.groups import make_completion, make_group
 from support.refusals import refused
 
@@ -168,6 +169,16 @@ def test_a_group_of_a_version_that_was_never_published_is_foreign(desk: Desk, pu
     completions = (make_completion(version=3), make_completion(version=4))
     submitted = desk.submit("0.1", group=make_answer(desk.accounts, "0.1", completions=completions))
     assert (submitted.verdict, "never published" in submitted.detail) == (Verdict.FOREIGN, True)
+
+
+def test_a_group_of_a_version_that_the_ledger_lost_goes_to_the_learner_who_made_it() -> None:
+    """No hub is handed such a version again: its sampler would be told to come again for ever."""
+    lost = Generation(1, 100, 100, NOW_S, lost_versions=range(5, 9))
+    desk = Desk(make_accounts(Balance(facts=(replace(LEARNER, version=9), lost))))
+    desk.accounts.is_on_offer = {9}.__contains__
+    [name] = desk.lease("s1", held=9)
+    group = make_answer(desk.accounts, name, completions=(make_completion(version=8),) * 2)
+    assert desk.submit(name, "s1", group=group).verdict is Verdict.SPOOLED
 
 
 def test_a_group_of_a_version_that_a_new_leader_was_not_handed_yet_is_to_come_again() -> None:

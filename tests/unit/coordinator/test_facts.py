@@ -115,13 +115,13 @@ def test_every_kind_is_written_in_one_form_here_and_has_a_name_of_its_own() -> N
 
 def test_a_fact_is_told_by_its_own_line_after_a_restart_too() -> None:
     accounts = make_accounts()
-    assert accounts.told(now=NOW_S) == ()
+    assert accounts.single_facts.told(NOW_S) == ()
     data = DataSeen(b"\xab", 10, 2)
     accounts.apply(Transaction(facts=(data,)), now=NOW_S)
-    lines = accounts.told(now=NOW_S)
+    lines = accounts.single_facts.told(NOW_S)
     assert lines == (StatusLine("data", "10 rows, 2 held out"),)
     accounts.go_back(Balance(facts=(data,)), now=NOW_S)
-    assert accounts.told(now=NOW_S) == lines
+    assert accounts.single_facts.told(NOW_S) == lines
     headings = [kind.heading for kind in FACTS if kind.heading]
     assert len(set(headings)) == len(headings)
     assert max(map(len, headings)) <= 9
