@@ -18,11 +18,13 @@ from node.questions.quantity import Quantity, Value, fraction_of, scaled
 from node.questions.units import SCALES, unit_of
 
 _NUMBER: Final = (
-    r"(?:(?<![\d.,])(?<!\d[ '_])\d{1,3}(?:(?: \d{3})++|(?:'\d{3})++|(?:_\d{3})++)(?!\d)(?:\.\d++)?"
-    r"|(?:\d++|(?<![\w)])\.\d++)(?:[.,]\d++)*+)(?:[eE][+-]?\d++(?!\w))?"
+    r"(?:(?<![\d.,])(?<!\d[ '_])\d{1,3}"
+    r"(?:(?:(?= \d{3}) \d{3})++|(?:(?='\d{3})'\d{3})++|(?:(?=_\d{3})_\d{3})++)(?!\d)(?:\.\d++)?"
+    r"|(?:\d++|(?<![\w)])\.\d++)(?:(?=[.,]\d)[.,]\d++)*+)(?:[eE][+-]?\d++(?!\w))?"
 )
 """A number as people write it. Whether its groups of digits are those of a number is looked at afterwards.
-Repetitions are possessive, and thousands begin only where no number ends: no text is read twice."""
+Repetitions are possessive, and thousands begin only where no number ends: no text is read twice. Each looks
+ahead, since Python before 3.11.5 keeps what a possessive repetition read of its last, failed turn."""
 
 _TOKEN: Final = re.compile(
     rf"(?P<number>{_NUMBER})|(?P<word>[^\W\d_]\w*)|(?P<command>\\[A-Za-z]+)|(?P<sign>\\?[^\s\w]|_)|(?P<line>\n)"

@@ -26,8 +26,8 @@ _SHORT_WORDS: Final = frozenset(
 _SEGMENT: Final = re.compile(
     r"\$\$(?P<display>[^$]{1,4000})\$\$"
     r"|(?<!\\)\$(?P<inline>(?!\s)(?:[^$\n\\]|\\.){1,4000}(?<!\s))\$(?!\d)"
-    r"|\\\((?P<round>(?:[^\\]|\\\\|\\(?![()])){1,4000}+)\\\)"
-    r"|\\\[(?P<square>(?:[^\\]|\\\\|\\(?![\[\]])){1,4000}+)\\\]",
+    r"|\\\((?P<round>(?:(?!\\[()])(?:[^\\]|\\\\|\\)){1,4000}+)\\\)"
+    r"|\\\[(?P<square>(?:(?!\\[\[\]])(?:[^\\]|\\\\|\\)){1,4000}+)\\\]",
     re.DOTALL,
 )
 """Mathematics in a text. As in Markdown, a dollar after a space or before a digit closes none."""
