@@ -28,7 +28,6 @@ from typing import Final
 import numpy as np
 
 from bench.staleness_lab.cells import Cell, Outcome, Setting
-from bench.staleness_lab.methods import RECIPES
 from bench.staleness_lab.plan import (
     FLIPPED,
     FRESH,
@@ -41,6 +40,7 @@ from bench.staleness_lab.plan import (
     SAMPLERS,
     Row,
     TaskPlan,
+    cell_of,
 )
 from bench.staleness_lab.report import differences, places
 from bench.staleness_lab.statistics import Interval
@@ -79,7 +79,7 @@ def confirming_cells(settings: Mapping[str, Setting]) -> list[Cell]:
     forms = (TODAY, *PLAINER)
     rivals = tuple(method for method in settings if method not in forms)
     return [
-        _cell(task, row, method, settings[method])
+        cell_of(task, TASKS[task], row, method, settings[method])
         for methods in (forms, rivals)
         for tasks, rows in _WAVES
         for row in rows
@@ -138,19 +138,3 @@ def chosen(found: Sequence[Standing]) -> str:
     """Return the form that the rule makes the default."""
     allowed = [each.form for each in found if each.intervals and not each.objections]
     return allowed[0] if allowed else TODAY
-
-
-def _cell(task: str, row: Row, method: str, setting: Setting) -> Cell:
-    plan = TASKS[task]
-    return Cell(
-        task=task,
-        method=method,
-        setting=setting,
-        recipe=str(RECIPES[method].changed(setting.changes)),
-        delay=row.delay,
-        staleness=row.staleness,
-        mismatch=row.mismatch,
-        learning_rate=plan.learning_rate * setting.rate,
-        seeds=plan.seeds,
-        versions=plan.versions,
-    )

@@ -104,7 +104,7 @@ def report_cells(settings: Mapping[str, Setting]) -> list[Cell]:
     """Return the cells of the report in the order in which they run; ``settings`` by method."""
     others = [method for method in settings if method not in FIRST]
     return [
-        _cell(task, row, method, settings[method])
+        cell_of(task, REPORT[task], row, method, settings[method])
         for tasks, rows, is_first in WAVES
         for row in rows
         for task in tasks
@@ -112,8 +112,8 @@ def report_cells(settings: Mapping[str, Setting]) -> list[Cell]:
     ]
 
 
-def _cell(task: str, row: Row, method: str, setting: Setting) -> Cell:
-    plan = REPORT[task]
+def cell_of(task: str, plan: TaskPlan, row: Row, method: str, setting: Setting) -> Cell:
+    """Return the cell of a method in a row of a task."""
     return Cell(
         task=task,
         method=method,

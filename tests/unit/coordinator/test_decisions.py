@@ -13,7 +13,7 @@ from node.coordinator.work.capacity import Capacity
 from node.coordinator.work.decisions import announcements, judged_groups, leasing
 from node.coordinator.work.decisions.decision import NOTHING
 from node.coordinator.work.decisions.leasing import LeaseRequest
-from node.coordinator.work.slots import next_slots as slot_grants
+from node.coordinator.work.slots import next_slots
 from node.coordinator.work.slots.slot import Attempt, Slot, SlotBalance, SlotState
 from node.coordinator.work.slots.slot_generations import Generation
 from node.errors import Reason, RefusedError
@@ -72,7 +72,7 @@ def test_a_request_that_is_granted_nothing_waits_longer_than_one_granted_in_part
 def test_a_grant_cut_short_by_prompts_that_are_aside_says_that_it_waits_for_prompts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(slot_grants, "LEFT_TO_OTHERS_PER_GRANT", 1)
+    monkeypatch.setattr(next_slots, "LEFT_TO_OTHERS_PER_GRANT", 1)
     desk = Desk(make_accounts(prompts=2))
     desk.trust("s1")
     desk.lease()

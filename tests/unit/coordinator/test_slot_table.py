@@ -12,7 +12,7 @@ import pytest
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.capacity import Bounds
 from node.coordinator.work.decisions.leasing import Released, ReturnedLeases, release
-from node.coordinator.work.slots import next_slots as slot_grants
+from node.coordinator.work.slots import next_slots
 from node.coordinator.work.slots.bad_prompts import Aside
 from node.coordinator.work.slots.slot import (
     FIRST_RETRY_S,
@@ -250,7 +250,7 @@ def test_a_prompt_that_two_samplers_failed_and_that_is_answered_later_counts_aga
 def test_a_grant_passes_over_a_bounded_number_of_slots_and_the_next_goes_on_after_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(slot_grants, "SKIPS_PER_GRANT", 3)
+    monkeypatch.setattr(next_slots, "SKIPS_PER_GRANT", 3)
     slots = make_accounts(prompts=50).slots
     for first in (0, 3):
         skipped = slots.grant("s1", 2, now=NOW_S, aside=lambda _: Aside.FOR_ALL)
