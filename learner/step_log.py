@@ -49,10 +49,10 @@ class StepLine:
     """From batch to new parameters."""
     numbers: StepNumbers
     groups: tuple[TrainedGroup, ...]
-    recommended_staleness: RecommendedStaleness | None = None
-    """As of this step. None, as the rest where the line was written at a start: not worked out."""
     groups_wait_s: float | None = None
     """Wait for groups since the step before."""
+    recommended_staleness: RecommendedStaleness | None = None
+    """As of this step. None, as the rest where the line was written at a start: not worked out."""
     masters_wait_s: float | None = None
     """The part of ``step_s`` in which the step waited for the publisher to read the version before."""
     journal_s: float | None = None

@@ -288,7 +288,7 @@ def _membership(
 def _waits_for(node_metrics: NodeMetrics, leasing: Leasing, policy_sync: PolicySync) -> str:
     if leasing.is_too_old and leasing.bound_versions is not None:
         return f"{TOO_OLD}: {policy_sync.distance(bound_versions=leasing.bound_versions)}"
-    return node_metrics.waits_for
+    return leasing.held_back_by or node_metrics.waits_for  # a fetch goes on beside generating
 
 
 def load_configured_engine(config: SamplerConfig) -> Engine:

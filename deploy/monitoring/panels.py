@@ -156,13 +156,19 @@ RUN_AGE: Final = (
 )  # fmt: skip
 
 RUN_GROUPS: Final = (
+    Panel("What bounds the pace", "1: the learner, the samplers, verifiers, the link, a setting, or nothing "
+          "alone; `heterorl-node status` says what to do.",
+          {"{{by}} {{setting}}": above_0("heterorl_coordinator_bottleneck")}),
+    Panel("Waits", "Share of its time that the learner waits for groups, and that limits, graders and "
+          "transfers hold samplers back.",
+          {"learner": "heterorl_coordinator_learner_wait_ratio",
+           "samplers": "heterorl_coordinator_samplers_held_back_ratio"}, SHARE),
     Panel("Groups by verdict", "What becomes of submitted groups, per second.",
           {"{{verdict}}": per_second("heterorl_coordinator_groups_total", "verdict")}),
     Panel("Slots", "What is in flight: leased, waiting in the spool, accepted and not yet trained on.",
           {"{{state}}": 'heterorl_coordinator_slots{state=~"leased|spooled|accepted"}',
            "in the learner's buffer": "heterorl_learner_buffered_groups"}),
-    Panel("Room under each bound", "Groups that may still be leased; the bound at 0 is the one that holds "
-          "sampling back.",
+    Panel("Room under each bound", "Groups that may still be leased; the bound at 0 holds samplers back.",
           {"{{bound}}": "heterorl_coordinator_capacity_groups"}),
     Panel("Prompts that fail", "Leases given back because the prompt could not be answered, and prompts "
           "given up, per second.",

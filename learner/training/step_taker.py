@@ -81,8 +81,10 @@ class StepTaker:
         Raises:
             TrainingError: the parameters, or three gradients in a row, were not finite.
         """
-        unacknowledged = self._drain.unacknowledged
-        taken = await self._thread.do(lambda: self._state.take_step(batch, unacknowledged=unacknowledged))
+        unacknowledged, wait_s = self._drain.unacknowledged, self.groups_wait_s
+        taken = await self._thread.do(
+            lambda: self._state.take_step(batch, unacknowledged=unacknowledged, groups_wait_s=wait_s)
+        )
         if taken is None:
             self._state.master_access.hold(self._state.version)
             self._skip(batch)
@@ -115,7 +117,6 @@ class StepTaker:
         version, publish_s = self._state.master_access.newest_published or (None, None)
         line = replace(
             self._evidence.completed(line),
-            groups_wait_s=self.groups_wait_s,
             journal_s=journal_s,
             published_version=version,
             publish_s=publish_s,

@@ -153,13 +153,18 @@ class TrainingState:
         return TrainedSlots(self.progress.trained_slots)
 
     def take_step(
-        self, batch: Sequence[RolloutGroup], *, unacknowledged: Sequence[StepRecord]
+        self,
+        batch: Sequence[RolloutGroup],
+        *,
+        unacknowledged: Sequence[StepRecord],
+        groups_wait_s: float,
     ) -> StepTaken | None:
         """Train on ``batch``, if it teaches anything. ``save`` must follow, as often as it takes.
 
         Args:
             batch: admitted groups, each at most as new as ``version``.
             unacknowledged: step records the coordinator may not have.
+            groups_wait_s: wait for groups since the step before, for the step's line.
         Returns:
             None if loss or gradient was not finite: nothing has changed.
         Raises:
@@ -177,7 +182,8 @@ class TrainingState:
                 "Lower learner.learning_rate, then start again"
             )
         self._is_saved = not outcome.is_applied
-        line = self._line(batch, outcome, step_s=self._clock.monotonic() - started_s)
+        step_s = self._clock.monotonic() - started_s
+        line = self._line(batch, outcome, step_s=step_s, groups_wait_s=groups_wait_s)
         observed = tuple(
             Observed(one.sampler_id, kl_nats, token_ages(one, version=self.version))
             for one, kl_nats in zip(batch, outcome.kl_nats_of_groups, strict=True)
@@ -285,7 +291,9 @@ class TrainingState:
     def _before_writing(self) -> None:
         self._masters_wait_s += self.master_access.begin_writing()
 
-    def _line(self, batch: Sequence[RolloutGroup], outcome: StepOutcome, *, step_s: float) -> StepLine:
+    def _line(
+        self, batch: Sequence[RolloutGroup], outcome: StepOutcome, *, step_s: float, groups_wait_s: float
+    ) -> StepLine:
         groups = tuple(
             TrainedGroup(one.group_id, one.sampler_id, self.version - one.oldest_version) for one in batch
         )
@@ -295,6 +303,7 @@ class TrainingState:
             step_s=step_s,
             numbers=outcome.numbers,
             groups=groups,
+            groups_wait_s=groups_wait_s,
             masters_wait_s=self._masters_wait_s,
             changed_settings=(
                 self.progress.changed_by(self._recorded_settings) if outcome.is_applied else {}

@@ -1,9 +1,11 @@
 """Metrics of the coordinator: verdicts, slots, lag, peers, the ledger."""
 
+import math
 from typing import Final
 
 from prometheus_client import CollectorRegistry
 
+from node.coordinator.fleet.held_back import CAUSES
 from node.coordinator.fleet.survey import FleetSurvey
 from node.coordinator.state_collectors import (
     BackupCollector,
@@ -14,6 +16,7 @@ from node.coordinator.state_collectors import (
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.capacity import capacities
 from node.telemetry.metric_factory import MetricFactory
+from node.values.bottleneck import Bottleneck
 from node.values.groups.failure import FAULTS, Failure
 from node.values.groups.reward_finding import RewardCheck
 from node.values.groups.verdict import Verdict
@@ -132,6 +135,19 @@ class CoordinatorMetrics:
         self.refused_twins = new.counter(
             "refused_twins", "Times a process was refused because another of its name was in the run."
         )
+        self._bottleneck = new.gauge(
+            "bottleneck", "1 for what bounds the pace of the run; 0 for all while it is not known.",
+            "by", "setting",
+        )  # fmt: skip
+        self._learner_wait = new.gauge(
+            "learner_wait_ratio",
+            "Share of the learner's time that it waited for groups; as of the bottleneck.",
+        )
+        self._held_back = new.gauge(
+            "samplers_held_back_ratio",
+            "Share of the samplers' time that limits, graders and transfers held them back.",
+        )
+        self.show_pace(None)
 
     def _make_of_checks(self, new: MetricFactory) -> None:
         self._grader_digests = new.gauge("grader_digests", "Different grader codes of the samplers present.")
@@ -197,6 +213,14 @@ class CoordinatorMetrics:
     def show_steps(self, step: StepReport | None, teaching: Teaching | None) -> None:
         """Show what the learner reports of its newest step and batches."""
         self._steps.step, self._steps.teaching = step, teaching
+
+    def show_pace(self, bottleneck: Bottleneck | None) -> None:
+        """Show what bounds the pace; None: it is not known."""
+        known = None if bottleneck is None else (bottleneck.by, bottleneck.setting)
+        for answer in {(cause.by.value, cause.setting) for cause in CAUSES}:
+            self._bottleneck.labels(*answer).set(answer == known)
+        self._learner_wait.set(math.nan if bottleneck is None else bottleneck.learner_wait_ratio)
+        self._held_back.set(math.nan if bottleneck is None else bottleneck.held_back_ratio)
 
     def show_fleet(self, survey: FleetSurvey) -> None:
         """Show what a look at all peers found; peers that are not in it any more disappear."""

@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from node.coordinator.fleet.bottleneck import BottleneckWatch, Look
+from node.coordinator.fleet.held_back import DELIVERY, NEWCOMERS, VERIFIERS, Cause
 from node.coordinator.fleet.membership import PeerState
-from node.coordinator.fleet.wait_chain import Facts, WaitingSamplers, explained
+from node.coordinator.fleet.wait_chain import DONE, ROLLOUT_GROUPS, Facts, WaitingSamplers, explained
 from node.coordinator.peers.peer_table import PeerTable
 from node.coordinator.peers.peers import Peers
+from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.capacity import Capacity
 from node.coordinator.work.decisions.leasing import room
 from node.coordinator.work.orders.orders import DRAINED, Orders
@@ -50,10 +53,16 @@ class RunReport:
     clock: Clock
     unusual_checks: Callable[[], tuple[Unusual, ...]] = tuple
     """Returns what is unusual about the checks of rewards."""
+    pace: BottleneckWatch = field(default_factory=BottleneckWatch)
+    """Told by ``look`` how the run goes."""
     _started_at_s: float = field(init=False)
 
     def __post_init__(self) -> None:
         self._started_at_s = self.clock.now()
+
+    def look(self, now: float) -> None:
+        """Look at what bounds the pace of the run; once a second, after the survey of its peers."""
+        self.pace.look(self._look(now) if self._goes_on() else None)
 
     def status(self, query: PeerQuery) -> RunStatus:
         """Return the state of the run, with a page of its peers.
@@ -83,6 +92,7 @@ class RunReport:
             matching_peers=matching,
             peer_counts=survey.peer_counts,
             headline=headline,
+            bottleneck=self.pace.found,
             waits=waits,
             unusual=unusual,
             slots={state.value: n for state, n in accounts.slots.counts().items()},
@@ -104,6 +114,32 @@ class RunReport:
             grader_said_by=accounts.grader.said_by,
             exportable_best=_exportable_best(self.table.peers),
             lines=accounts.single_facts.told(now),
+        )
+
+    def _goes_on(self) -> bool:
+        """Whether nothing is known for which the run would stand still."""
+        accounts, peers = self.table.peers.accounts, self.table.peers
+        is_manned = peers.live(Role.LEARNER) and peers.live(Role.SAMPLER)
+        is_held_up = accounts.gap or accounts.orders.pause or accounts.reward_checks.lacks_verifier
+        return bool(is_manned and accounts.is_confirmed and not is_held_up and self.faults.first() is None)
+
+    def _look(self, now: float) -> Look | None:
+        """Return a look at a run that goes on; None: its learner is done, or does not tell its waits."""
+        accounts, peers = self.table.peers.accounts, self.table.peers
+        learner, step = peers.learner, peers.step
+        if learner is None or step is None or step.groups_wait_s is None:
+            return None
+        waits_for = peers.of(learner).report.waits_for
+        if waits_for.startswith(DONE):
+            return None
+        return Look(
+            at_s=now,
+            version=step.version,
+            groups_wait_s=step.groups_wait_s,
+            waiting_s=self._learner_waits_s(now) if waits_for == ROLLOUT_GROUPS else 0.0,
+            samplers=self.table.survey.waits,
+            withheld_by=_withheld_by(accounts),
+            tightest_limit=room(accounts).bound,
         )
 
     def _facts(self, capacity: Capacity, now: float, fault: OwnFault | None) -> Facts:
@@ -145,6 +181,18 @@ class RunReport:
         """Return how long the learner has named its wait; 0 where it is not here."""
         peers = self.table.peers
         return 0.0 if peers.learner is None else max(0.0, now - peers.of(peers.learner).waits_since_s)
+
+
+def _withheld_by(accounts: Accounts) -> Cause | None:
+    """Return why a batch that is there does not get to the learner; None: none is there."""
+    batch_groups, load = accounts.terms.bounds.batch_groups, accounts.load()
+    if len(accounts.slots.open.delivered()) >= batch_groups:
+        return DELIVERY
+    if load.untrained_groups < batch_groups:
+        return None
+    if accounts.waiting_newcomers():
+        return NEWCOMERS
+    return VERIFIERS if load.ungraded_groups or len(accounts.reward_checks) else None
 
 
 def _shown(row: PeerStatus, orders: Orders) -> PeerStatus:
@@ -206,7 +254,7 @@ class LiveStatus:
 
     def __init__(self, report: RunReport, loop: asyncio.AbstractEventLoop) -> None:
         """Prepare; ``loop`` is the one that ``report`` may be asked on."""
-        self._report = report
+        self.report = report
         self._loop = loop
         self._steps: deque[StepReport] = deque(maxlen=STEPS_SHOWN)
 
@@ -228,5 +276,5 @@ class LiveStatus:
         return run_sections(RunView.live(status, StepCurves.of_reports(steps)))
 
     async def _look(self) -> tuple[RunStatus, tuple[StepReport, ...]]:
-        self.note(self._report.table.peers.step)
-        return self._report.status(PeerQuery(sort_by="state", limit=PEERS_SHOWN)), tuple(self._steps)
+        self.note(self.report.table.peers.step)
+        return self.report.status(PeerQuery(sort_by="state", limit=PEERS_SHOWN)), tuple(self._steps)

@@ -120,11 +120,13 @@ def _grid(
 
 
 def _waits(status: RunStatus) -> Iterator[Section]:
-    doing = () if status.headline is None else (status.headline.doing,)
+    said = [] if status.headline is None else [status.headline.doing]
+    if (pace := status.bottleneck) is not None:
+        said.append(f"Its pace is {pace.text}. {pace.remedy}".strip())
     waits = tuple(
         f"{one.who} waits for {one.waits_for}, for {one.for_s:.0f} s. {one.remedy}" for one in status.waits
     )
-    yield Section("Who waits for whom", (*doing, Items(waits) if waits else "It moves."))
+    yield Section("Who waits for whom", (*said, Items(waits) if waits else "It moves."))
     if status.unusual:
         unusual = (f"{one.what}: {one.peers}, {', '.join(one.node_ids)}" for one in status.unusual)
         yield Section("Unusual", (Items(tuple(unusual)),))

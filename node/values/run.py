@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from node.values import limits
+from node.values.bottleneck import Bottleneck
 from node.values.evaluation import NO_EVALUATIONS, EvaluationStatus
 from node.values.groups.failure import BadPrompt
 from node.values.groups.sampling_parameters import SamplingParameters
@@ -82,6 +83,8 @@ class StepReport:
     """As of this step. None: not worked out yet."""
     grader_metrics: dict[str, float] = field(default_factory=dict)
     """Grader metrics besides the reward, by name: the mean over the groups that have it."""
+    groups_wait_s: float | None = None
+    """The learner's wait for groups since the step before. None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +273,8 @@ class RunStatus:
     """How many peers met the conditions; ``peers`` is a page of them."""
     peer_counts: tuple[PeerCount, ...] = ()
     headline: Headline | None = None
+    bottleneck: Bottleneck | None = None
+    """The bound of the pace; None: not known yet, or the run stands still."""
     unusual: tuple[Unusual, ...] = ()
     """The most urgent first."""
     waits: tuple[Wait, ...] = ()

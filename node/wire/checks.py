@@ -55,6 +55,8 @@ def _revocations(message: membership_pb2.Revocations) -> None:
 def _step_report(message: membership_pb2.StepReport) -> None:
     if not 0 <= message.version <= limits.VERSIONS:
         raise RefusedError(Reason.MALFORMED, f"a report of step {message.version}")
+    if not 0 <= message.groups_wait_s < math.inf:
+        raise RefusedError(Reason.NON_FINITE, f"a wait for groups of {message.groups_wait_s} s")
     if len(message.grader_metrics) > limits.GROUP_METRICS:
         raise RefusedError(
             Reason.OVER_LIMIT,

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from node.clients.rollouts.rollout_client import SamplerRolloutClient
@@ -16,7 +16,7 @@ from node.values.groups.failure import FailedLease, Failure
 from node.values.groups.rollout import LeaseGrant, PromptLease
 from node.values.limits import LEASES_PER_PEER, LEASES_PER_REQUEST
 from node.values.policy import PolicyVersion
-from sampler.rollouts.work_queue import WorkQueue
+from sampler.rollouts.work_queue import JobState, WorkQueue
 from sampler.served_policy import ServedPolicy
 
 logger = logging.getLogger(__name__)
@@ -36,6 +36,12 @@ UNDECIDED: Final = frozenset({"learner", "ledger", "paused"})
 
 TOO_OLD: Final = "policy version"
 """The bound a hub names, and the wait, while the version held is beyond the staleness bound."""
+
+BACKLOGS: Final[Mapping[JobState | None, str]] = {
+    JobState.GRADING: "graders",
+    JobState.SUBMITTING: "submission",
+}
+"""Where finished groups wait while the engine is without work -> name of the wait."""
 
 LOOK_AGAIN_S: Final = 1.0
 """Longest wait for room or a version without looking again."""
@@ -82,7 +88,7 @@ class Leasing:
         self._unwanted: list[str] = []
         self._failed: list[FailedLease] = []
         self._bound: str | None = None
-        """The limit on the last request, as shown."""
+        """Name of what holds this sampler back: the limit on its last request, or a backlog."""
         self._order = ""
         """The operator's order that holds this sampler back; empty: none."""
         self._changed = asyncio.Event()
@@ -92,6 +98,12 @@ class Leasing:
     def is_too_old(self) -> bool:
         """Whether the hub grants no leases because the version held is beyond the staleness bound."""
         return self._bound == TOO_OLD
+
+    @property
+    def held_back_by(self) -> str:
+        """Name of the wait of a sampler that could generate more than it does; empty: nothing holds it
+        back."""
+        return self._bound or ""
 
     def notice_change(self) -> None:
         """Look for room again."""
@@ -160,14 +172,17 @@ class Leasing:
             return
         room = min(max(self.work_queue.room(), int(has_to_ask)), LEASES_PER_REQUEST)
         if not room:
-            await wait_at_most(self._changed, LOOK_AGAIN_S)
+            self._bound = BACKLOGS.get(self.work_queue.backlog())
+            with self._shown():
+                await wait_at_most(self._changed, LOOK_AGAIN_S)
+            self._bound = None
             return
         if self._failures_in_a_row >= FAILURES_IN_A_ROW:
             with self._node_metrics.waiting("task that works"):
                 await self._pause(self._failing.next_s(), until=lambda: not self._failures_in_a_row)
             room = 1
         # Over a long round trip, most of a wait for leases is spent asking again.
-        with contextlib.nullcontext() if self._bound is None else self._node_metrics.waiting(self._bound):
+        with self._shown():
             grant = await self._granted(room, served, stays=stays)
         self._bound = None
         self._note_order(grant.waits_for if grant.waits_for in ORDERS else "")
@@ -190,6 +205,10 @@ class Leasing:
                 wait_s,
                 until=lambda: self._policy.served != served or (self._policy.has_to_ask and not has_to_ask),
             )
+
+    def _shown(self) -> contextlib.AbstractContextManager[None]:
+        """Count a body as a wait for what holds this sampler back."""
+        return contextlib.nullcontext() if self._bound is None else self._node_metrics.waiting(self._bound)
 
     def _note_order(self, order: str) -> None:
         if order != self._order:

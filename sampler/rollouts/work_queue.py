@@ -134,6 +134,15 @@ class WorkQueue:
         """Remove a job that was submitted or given up and return it; None if it was dropped meanwhile."""
         return self._jobs.pop(lease_id, None)
 
+    def backlog(self) -> JobState | None:
+        """Return the state, GRADING or SUBMITTING, of most groups that leave no room for leases.
+
+        None: there is room, or groups to generate fill it.
+        """
+        if self.room() or self.count(JobState.GRADING, JobState.SUBMITTING) <= self._unsubmitted_groups:
+            return None
+        return max((JobState.GRADING, JobState.SUBMITTING), key=self.count)
+
     def drop(self, states: Collection[JobState], lease_ids: Iterable[str] | None = None) -> tuple[str, ...]:
         """Remove the jobs in any of ``states``, of all leases or of those named; return their leases."""
         named = self._jobs.keys() if lease_ids is None else [i for i in lease_ids if i in self._jobs]

@@ -113,6 +113,9 @@ async def test_a_step_s_line_says_where_its_time_went(start: Start) -> None:
         await until(lambda: bool(running.written))
     [line] = running.lines
     assert min(line["journal_s"], line["groups_wait_s"]) > 0
+    report = running.report
+    assert report is not None
+    assert report.groups_wait_s == line["groups_wait_s"]
     assert line["masters_wait_s"] >= 0
     assert (line["published_version"], line["publish_s"]) == (7, 0.25)
 

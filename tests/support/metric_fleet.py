@@ -28,6 +28,7 @@ SAMPLERS: Final = ("sampler-1", "sampler-2")
 LABEL_VALUES: Final[dict[str, tuple[str, ...]]] = {
     "age_versions": ("1", "8"),
     "bound": ("staleness", "buffer"),
+    "by": ("learner", "samplers"),
     "cause": ("full", "late"),
     "certificate": ("authority", "learner"),
     "codec": ("sparse",),
@@ -42,6 +43,7 @@ LABEL_VALUES: Final[dict[str, tuple[str, ...]]] = {
     "roles": ("all",),
     "sampler": SAMPLERS,
     "service": ("rollout",),
+    "setting": ("", "coordinator.buffer_groups"),
     "stage": ("sampled", "trained"),
     "state": ("leased", "spooled", "accepted", "trained"),
     "to": ("coordinator", "relay"),

@@ -63,7 +63,12 @@ def _headline(status: RunStatus) -> Iterator[Text]:
         said = f"{line.doing}; it waits for {line.waits_for}, for {duration(line.for_s)}"
     else:
         said = f"{line.doing}; that version is {duration(line.for_s)} old"
-    yield Text(printable(said[:1].upper() + said[1:] + "."), "bold")
+    said = f"{said[:1].upper()}{said[1:]}."
+    if (pace := status.bottleneck) is not None:
+        said += f" {pace.text[:1].upper()}{pace.text[1:]}."
+    yield Text(printable(said), "bold")
+    if pace is not None and pace.remedy:
+        yield Text(printable(f"-> {pace.remedy}"))
     if status.peer_counts:
         peers = ", ".join(f"{counted(one.peers, one.role)} {one.state}" for one in status.peer_counts)
         yield Text(printable(peers))

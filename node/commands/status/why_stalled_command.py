@@ -50,4 +50,7 @@ def told(status: RunStatus) -> list[str]:
             lines.append(printable(f"{indent}  -> {one.remedy}"))
     if not lines and (now := status.headline) is not None:
         lines.append(printable(f"it moves: {now.doing}; that version is {duration(now.for_s)} old"))
+    if (pace := status.bottleneck) is not None:
+        lines.append(printable(f"its pace is {pace.text}"))
+        lines += [printable(f"  -> {pace.remedy}")] if pace.remedy else []
     return lines or ["it moves"]

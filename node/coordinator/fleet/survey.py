@@ -79,6 +79,8 @@ class FleetSurvey:
     unusual: tuple[Unusual, ...]
     grader_codes: int = 0
     """Different ones of the samplers that are here."""
+    waits: Mapping[str, int] = field(default_factory=dict)
+    """How many of the samplers that are here wait for what; empty name: for nothing."""
 
     @property
     def peer_counts(self) -> tuple[PeerCount, ...]:
@@ -106,6 +108,7 @@ class Surveyor:
     _unusual: dict[str, list[tuple[float, str]]] = field(default_factory=dict)
     _graders: dict[bytes, list[Peer]] = field(default_factory=dict)
     """Grader code -> the samplers that are here and have it."""
+    _waits: Counter[str] = field(default_factory=Counter)
 
     def see(
         self,
@@ -117,6 +120,7 @@ class Surveyor:
         grader: bytes = b"",
         twin_for_s: float | None = None,
         speaks: Spoken = OURS,
+        waits_for: str = "",
     ) -> None:
         """Take in a peer; ``twin_for_s``: since a second process of its name was refused."""
         self._counts[peer.role, state] += 1
@@ -135,6 +139,8 @@ class Surveyor:
             self._few.append(measured)
         is_shown = state is not PeerState.SILENT and self._shown < SHOWN_SAMPLERS
         self._shown += is_sampler and is_shown
+        if is_sampler and state is not PeerState.SILENT:
+            self._waits[waits_for] += 1
         if not is_sampler or is_shown:
             self._named[peer] = measured
         if state is PeerState.SILENT:
@@ -190,6 +196,7 @@ class Surveyor:
             tuple(named.items()),
             tuple(self._all_unusual()),
             grader_codes=len(self._graders),
+            waits=self._waits,
         )
 
     def _note(self, what: str, badness: float, peer: Peer) -> None:

@@ -22,9 +22,17 @@ WAITS_SHOWN: Final = 3
 
 UNNAMED: Final = "nothing that it names"
 
+_PACE: Final = "The first line of `status` says whether that bounds the pace of the run."
+
+ROLLOUT_GROUPS: Final = "rollout groups"
+"""The learner's wait for the samplers."""
+
+DONE: Final = "done"
+"""Beginning of a learner's wait once it has ended."""
+
 REMEDIES: Final[Mapping[str, str]] = {
     # the learner
-    "rollout groups": "",
+    ROLLOUT_GROUPS: "",
     "policy upload": "The link from the learner is slow or cut: see the learner's log.",
     "step acknowledgement": "The coordinator's disk is slow or full: see the coordinator's log.",
     "evaluation": "Held-out prompts are being answered, see `status`; evaluation.prompts asks fewer.",
@@ -32,16 +40,18 @@ REMEDIES: Final[Mapping[str, str]] = {
     "disk": "Free space on the learner's disk; it goes on by itself.",
     "newest ledger": "Restore the newest copy with `heterorl-node ledger restore`, or accept the loss.",
     # samplers
+    "graders": "Groups wait for their grades: raise sampler.grader_processes, or make the grader faster.",
+    "submission": "Finished groups wait to be submitted: its link is slow, or the hub is away.",
     "task that loads here": "The task or its grader cannot be loaded there: that sampler's log says why.",
     "task that works": "Its last leases all failed: that sampler's log says why.",
     "hub": "That sampler cannot reach the hub that its leases come from: check its link.",
     "policy version": "Its version is older than coordinator.max_staleness_versions: put a relay near it.",
     "policy fetch": "It fetches a version that it needs: its link is slow, a relay would help.",
     "prompt lease": "It has asked, and the coordinator has none at the moment.",
-    "prompt lease: concurrency": "Raise coordinator.concurrency_groups: as many groups are leased.",
-    "prompt lease: staleness": "The learner is the slower part: no more groups could be used in time.",
-    "prompt lease: buffer": "The learner is the slower part: the spool is full (coordinator.buffer_groups).",
-    "prompt lease: bytes": "The learner is the slower part: the spool is full (coordinator.buffer_bytes).",
+    "prompt lease: concurrency": f"coordinator.concurrency_groups groups are leased. {_PACE}",
+    "prompt lease: staleness": f"coordinator.max_staleness_versions allows no more groups yet. {_PACE}",
+    "prompt lease: buffer": f"coordinator.buffer_groups groups are on their way or spooled. {_PACE}",
+    "prompt lease: bytes": f"coordinator.buffer_bytes of groups are spooled. {_PACE}",
     "prompt lease: grading": "Verifiers are the slower part, or none is here: start more of them.",
     "prompt lease: share": "It holds all that it may: a newcomer's share grows with each group.",
     "prompt lease: checks": "Its groups wait to be checked: they are slow to grade, or verifiers are.",
@@ -177,7 +187,7 @@ def _causes(facts: Facts, samplers: Sequence[WaitingSamplers]) -> tuple[str, tup
             "Start the learner, or see its log: it is not in the run, or its heartbeats do not arrive.",
         )
         return f"{counted(facts.live_samplers, 'sampler', 'goes on/go on')} with {version}", (absent,)
-    if learner.startswith("done"):
+    if learner.startswith(DONE):
         over = Wait("the run", "nothing: it is over", learner_s, f"The learner is {learner}.")
         return f"the learner holds {version}", (over,)
     if not facts.live_samplers:
@@ -221,7 +231,7 @@ def _causes(facts: Facts, samplers: Sequence[WaitingSamplers]) -> tuple[str, tup
             return f"groups are graded at {version}", (missing, _of_verifiers(facts))
         doing = f"{counted(facts.live_samplers, 'sampler', 'fills/fill')} the batch after {version}"
         return doing, (missing, *_of_samplers(samplers))
-    if learner and learner != "rollout groups":
+    if learner and learner != ROLLOUT_GROUPS:
         slow = Wait("the learner", learner, learner_s, remedy(learner, for_s=learner_s))
         ready = counted(facts.ready_groups, "group", "is ready/are ready")
         return f"{ready} for the learner after {version}", (slow,)

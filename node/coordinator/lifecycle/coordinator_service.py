@@ -136,6 +136,8 @@ class CoordinatorService:
         for _ in self.table.survey_parts(now):
             await asyncio.sleep(0)  # heartbeats are answered in between
         self.metrics.show_fleet(self.table.survey)
+        self.live.report.look(now)
+        self.metrics.show_pace(self.live.report.pace.found)
         self.metrics.show_steps(peers.step, peers.teaching)
         if not 0 <= now - self._gave_back_at_s < GIVE_BACK_EVERY_S:
             self._gave_back_at_s = now

@@ -147,6 +147,7 @@ class PeerTable:
             grader=known.grader if is_sampler else b"",
             twin_for_s=max(0.0, view.now - member.refused_twin_at_s) if member.refused_twins else None,
             speaks=known.speaks,
+            waits_for=known.report.waits_for,
         )
 
     def _row(self, member: KnownPeer, view: "_View") -> PeerStatus:

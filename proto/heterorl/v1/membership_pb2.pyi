@@ -525,6 +525,7 @@ class StepReport(_message.Message):
     SURPRISAL_NATS_FIELD_NUMBER: _builtins.int
     RECOMMENDED_STALENESS_FIELD_NUMBER: _builtins.int
     GRADER_METRICS_FIELD_NUMBER: _builtins.int
+    GROUPS_WAIT_S_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The version the step made."""
     reward_mean: _builtins.float
@@ -545,6 +546,10 @@ class StepReport(_message.Message):
     """Seconds from batch to new parameters."""
     surprisal_nats: _builtins.float
     """Mean entropy surrogate: minus the mean learner logprob, nats per token."""
+    groups_wait_s: _builtins.float
+    """Seconds for which the learner waited for groups since the step before. Unset: an older learner, or one that has just
+    started.
+    """
     @_builtins.property
     def recommended_staleness(self) -> Global___RecommendedStaleness:
         """The staleness bound that the drift measured so far recommends. Unset: an older learner."""
@@ -568,12 +573,15 @@ class StepReport(_message.Message):
         surprisal_nats: _builtins.float = ...,
         recommended_staleness: Global___RecommendedStaleness | None = ...,
         grader_metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        groups_wait_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["recommended_staleness", b"recommended_staleness"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_groups_wait_s", b"_groups_wait_s", "groups_wait_s", b"groups_wait_s", "recommended_staleness", b"recommended_staleness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clip_fraction", b"clip_fraction", "ess_ratio", b"ess_ratio", "grader_metrics", b"grader_metrics", "gradient_norm", b"gradient_norm", "kl_nats", b"kl_nats", "recommended_staleness", b"recommended_staleness", "reward_mean", b"reward_mean", "staleness_max_versions", b"staleness_max_versions", "staleness_mean_versions", b"staleness_mean_versions", "step_s", b"step_s", "surprisal_nats", b"surprisal_nats", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_groups_wait_s", b"_groups_wait_s", "clip_fraction", b"clip_fraction", "ess_ratio", b"ess_ratio", "grader_metrics", b"grader_metrics", "gradient_norm", b"gradient_norm", "groups_wait_s", b"groups_wait_s", "kl_nats", b"kl_nats", "recommended_staleness", b"recommended_staleness", "reward_mean", b"reward_mean", "staleness_max_versions", b"staleness_max_versions", "staleness_mean_versions", b"staleness_mean_versions", "step_s", b"step_s", "surprisal_nats", b"surprisal_nats", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__groups_wait_s: _TypeAlias = _typing.Literal["groups_wait_s"]  # noqa: Y015
+    _WhichOneofArgType__groups_wait_s: _TypeAlias = _typing.Literal["_groups_wait_s", b"_groups_wait_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__groups_wait_s) -> _WhichOneofReturnType__groups_wait_s | None: ...
 
 Global___StepReport: _TypeAlias = StepReport  # noqa: Y015
 
@@ -982,6 +990,7 @@ class GetStatusResponse(_message.Message):
     GRADER_SAID_BY_FIELD_NUMBER: _builtins.int
     EXPORTABLE_BEST_FIELD_NUMBER: _builtins.int
     LINES_FIELD_NUMBER: _builtins.int
+    BOTTLENECK_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run."""
     learner_epoch: _builtins.int
@@ -1074,6 +1083,10 @@ class GetStatusResponse(_message.Message):
     def lines(self) -> _containers.RepeatedCompositeFieldContainer[Global___StatusLine]:
         """What features of the coordinator have to tell besides; at most 32."""
 
+    @_builtins.property
+    def bottleneck(self) -> Global___Bottleneck:
+        """What bounds the pace of the run. Unset: not known yet, or it stands still."""
+
     def __init__(
         self,
         *,
@@ -1105,16 +1118,59 @@ class GetStatusResponse(_message.Message):
         grader_said_by: _builtins.str = ...,
         exportable_best: _builtins.int | None = ...,
         lines: _abc.Iterable[Global___StatusLine] | None = ...,
+        bottleneck: Global___Bottleneck | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_exportable_best", b"_exportable_best", "evaluation", b"evaluation", "exportable_best", b"exportable_best", "head", b"head", "headline", b"headline", "step", b"step", "teaching", b"teaching"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_exportable_best", b"_exportable_best", "bottleneck", b"bottleneck", "evaluation", b"evaluation", "exportable_best", b"exportable_best", "head", b"head", "headline", b"headline", "step", b"step", "teaching", b"teaching"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exportable_best", b"_exportable_best", "bad_prompt_reasons", b"bad_prompt_reasons", "bad_prompts", b"bad_prompts", "bad_prompts_total", b"bad_prompts_total", "batch_groups", b"batch_groups", "capacity_bound", b"capacity_bound", "capacity_groups", b"capacity_groups", "evaluation", b"evaluation", "exportable_best", b"exportable_best", "grader_digest", b"grader_digest", "grader_said_by", b"grader_said_by", "head", b"head", "headline", b"headline", "learner_epoch", b"learner_epoch", "ledger_gap", b"ledger_gap", "lines", b"lines", "matching_peers", b"matching_peers", "max_staleness_versions", b"max_staleness_versions", "now_s", b"now_s", "peer_counts", b"peer_counts", "peers", b"peers", "prompts", b"prompts", "run_id", b"run_id", "slots", b"slots", "step", b"step", "teaching", b"teaching", "unusual", b"unusual", "verdicts", b"verdicts", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exportable_best", b"_exportable_best", "bad_prompt_reasons", b"bad_prompt_reasons", "bad_prompts", b"bad_prompts", "bad_prompts_total", b"bad_prompts_total", "batch_groups", b"batch_groups", "bottleneck", b"bottleneck", "capacity_bound", b"capacity_bound", "capacity_groups", b"capacity_groups", "evaluation", b"evaluation", "exportable_best", b"exportable_best", "grader_digest", b"grader_digest", "grader_said_by", b"grader_said_by", "head", b"head", "headline", b"headline", "learner_epoch", b"learner_epoch", "ledger_gap", b"ledger_gap", "lines", b"lines", "matching_peers", b"matching_peers", "max_staleness_versions", b"max_staleness_versions", "now_s", b"now_s", "peer_counts", b"peer_counts", "peers", b"peers", "prompts", b"prompts", "run_id", b"run_id", "slots", b"slots", "step", b"step", "teaching", b"teaching", "unusual", b"unusual", "verdicts", b"verdicts", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__exportable_best: _TypeAlias = _typing.Literal["exportable_best"]  # noqa: Y015
     _WhichOneofArgType__exportable_best: _TypeAlias = _typing.Literal["_exportable_best", b"_exportable_best"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__exportable_best) -> _WhichOneofReturnType__exportable_best | None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class Bottleneck(_message.Message):
+    """What bounds the pace of a run, over the last minute or some steps."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BY_FIELD_NUMBER: _builtins.int
+    SHOWN_BY_FIELD_NUMBER: _builtins.int
+    REMEDY_FIELD_NUMBER: _builtins.int
+    SETTING_FIELD_NUMBER: _builtins.int
+    LEARNER_WAIT_RATIO_FIELD_NUMBER: _builtins.int
+    HELD_BACK_RATIO_FIELD_NUMBER: _builtins.int
+    by: _builtins.str
+    """learner, samplers, verifiers, link, setting or nothing (nothing alone)."""
+    shown_by: _builtins.str
+    """The numbers that show it, one line for people."""
+    remedy: _builtins.str
+    """What to do about it, for people. May be empty."""
+    setting: _builtins.str
+    """Key of the setting, where it is one. Empty: it is none."""
+    learner_wait_ratio: _builtins.float
+    """Share of the learner's time that it waited for groups, 0 to 1."""
+    held_back_ratio: _builtins.float
+    """Share of the samplers' time in which something but their own speed held them back, 0 to 1."""
+    def __init__(
+        self,
+        *,
+        by: _builtins.str = ...,
+        shown_by: _builtins.str = ...,
+        remedy: _builtins.str = ...,
+        setting: _builtins.str = ...,
+        learner_wait_ratio: _builtins.float = ...,
+        held_back_ratio: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "held_back_ratio", b"held_back_ratio", "learner_wait_ratio", b"learner_wait_ratio", "remedy", b"remedy", "setting", b"setting", "shown_by", b"shown_by"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Bottleneck: _TypeAlias = Bottleneck  # noqa: Y015
 
 @_typing.final
 class StatusLine(_message.Message):

@@ -23,8 +23,9 @@ from node.coordinator.fleet.wait_chain import (
     remedy,
 )
 from node.rpc import clock_comparison
+from node.values.bottleneck import Bottleneck
 from node.values.run import Headline, RunStatus, Wait
-from sampler.rollouts.leasing import BOUNDS
+from sampler.rollouts.leasing import BACKLOGS, BOUNDS
 
 FACTS = Facts(
     version=7,
@@ -230,6 +231,7 @@ def test_every_wait_that_our_code_can_name_has_a_remedy() -> None:
         "policy fetch",
         "newest ledger",
         "prompt lease",
+        *BACKLOGS.values(),
         *map(str, clock_comparison.AwaitedClock),
     }
     assert literals | bounds | named == REMEDIES.keys()
@@ -248,6 +250,17 @@ def test_people_read_the_chain_in_lines_and_peers_send_no_escapes() -> None:
     ]
     moving = told(replace(status, headline=explained(FACTS, ())[0]))
     assert moving[0].startswith("it moves: training at version 7")
+
+
+def test_what_bounds_the_pace_is_told_below_the_chain_with_what_to_do() -> None:
+    status = RunStatus("run", None, 1, (), {}, {}, None, 0, "", 0.0)
+    slow = Bottleneck("setting", "the learner waited", "Raise it.", "coordinator.buffer_groups")
+    assert told(replace(status, bottleneck=slow)) == [
+        "its pace is bound by coordinator.buffer_groups: the learner waited",
+        "  -> Raise it.",
+    ]
+    even = told(replace(status, bottleneck=Bottleneck("nothing", "the learner\x1b[2J waited")))
+    assert even == ["its pace is bound by nothing alone: the learner[2J waited"]
 
 
 def test_a_batch_is_not_waited_for_longer_than_the_newest_version_is_old() -> None:

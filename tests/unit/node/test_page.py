@@ -12,6 +12,7 @@ from node.page.html import rendered
 from node.page.run_sections import RunView, run_sections, running_mean
 from node.page.section import Block, Curve, Grid, Items, Quotation, Section, Series, Tone
 from node.page.step_curves import StepCurves
+from node.values.bottleneck import Bottleneck
 from node.values.evaluation import Evaluation, EvaluationStatus
 from node.values.run import RunStatus, StepReport, Wait
 
@@ -48,6 +49,12 @@ def test_a_live_page_says_first_who_waits_for_whom() -> None:
     assert "<li>the run waits for the learner, for 7 s. Start it.</li>" in page
     headings = re.findall(r"<h2>(.*?)</h2>", page)
     assert headings == ["Who waits for whom", "Steps", "Held-out prompts", "Fleet", "Peers (0 of 0)"]
+
+
+def test_a_live_page_says_what_bounds_the_pace_and_what_to_do() -> None:
+    slow = Bottleneck("setting", "the learner waited", "Raise it.", "coordinator.buffer_groups")
+    page = page_of(RunView.live(replace(RUN, bottleneck=slow), StepCurves()))
+    assert "<p>Its pace is bound by coordinator.buffer_groups: the learner waited. Raise it.</p>" in page
 
 
 def test_an_evaluation_is_one_row_that_says_what_it_is() -> None:

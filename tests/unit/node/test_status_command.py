@@ -15,6 +15,7 @@ from node.commands.status import status_command
 from node.commands.status.status_view import render
 from node.enrolment.init_run import init_run
 from node.exit_code import ExitCode
+from node.values.bottleneck import Bottleneck
 from node.values.evaluation import Evaluation, EvaluationStatus
 from node.values.groups.failure import BadPrompt, Failure
 from node.values.peer_figures import MachineFigures, SamplerFigures
@@ -144,6 +145,17 @@ def test_what_a_lower_bound_would_cost_is_said_where_samplers_idle_at_it(
     idle = replace(PEER, waits_for="prompt lease: staleness")
     assert said in rendered(replace(RUN, peers=(idle,), slots=slots, batch_groups=4), width=200)
     assert "idle" not in rendered(replace(RUN, slots=slots, batch_groups=4))
+
+
+def test_the_first_line_says_what_bounds_the_pace_and_the_second_what_to_do() -> None:
+    headline = Headline("training at version 42", "", 3.0)
+    slow = Bottleneck("samplers", "the learner waited \x1b[2J", "Add samplers.")
+    first, second, *_ = rendered(replace(RUN, headline=headline, bottleneck=slow)).splitlines()
+    assert first.rstrip() == (
+        "Training at version 42; that version is 3 s old. Bound by the samplers: the learner waited [2J."
+    )
+    assert second.rstrip() == "-> Add samplers."
+    assert "Bound by" not in rendered(replace(RUN, headline=headline))
 
 
 def test_a_run_in_which_nothing_teaches_does_not_look_healthy() -> None:

@@ -190,6 +190,23 @@ async def test_the_bound_the_hub_names_is_shown_where_it_is_a_known_one(bound: s
         await until(lambda: desk.node_metrics.waits_for == shown)
 
 
+async def test_a_backlog_of_finished_groups_is_named_until_there_is_room() -> None:
+    desk = Desk(Hub(grant("1.1", "2.1"), grant("3.1", "4.1"), grant("5.1")))
+    for lease_id in ("6.1", "7.1"):
+        desk.work_queue.take(PromptLease(lease_id, "addition", 0, 4, SAMPLING, 60.0), now=0.0)
+        desk.work_queue.advance(lease_id, JobState.GRADING)
+    async with leasing(desk):
+        await until(lambda: desk.work_queue.room() == 0)
+        for lease_id in desk.work_queue.lease_ids:
+            desk.work_queue.advance(lease_id, JobState.GRADING)
+        desk.leasing.notice_change()
+        await until(lambda: desk.leasing.held_back_by == "graders")
+        assert desk.node_metrics.waits_for == "graders"
+        desk.work_queue.settle("6.1")
+        desk.leasing.notice_change()
+        await until(lambda: desk.leasing.held_back_by != "graders")
+
+
 @pytest.mark.parametrize("failure", [ConnectionLost("cut"), RefusedError(Reason.NOT_JOINED, "restarted")])
 async def test_a_hub_that_is_away_is_asked_again(failure: Exception) -> None:
     desk = Desk(Hub(failure, failure, grant("1.1", "2.1")))

@@ -65,6 +65,28 @@ def test_a_full_submission_queue_stops_leasing_however_idle_the_engine() -> None
     assert work_queue.room() == 1
 
 
+@pytest.mark.parametrize(
+    ("states", "backlog"),
+    [
+        ("GGSSS", JobState.SUBMITTING),
+        ("GGGSS", JobState.GRADING),
+        ("GGGS", None),  # there is room
+        ("ggggg", None),  # the engine has work
+        ("gggGG", None),
+        ("ggGGG", JobState.GRADING),
+    ],
+)
+def test_finished_groups_are_a_backlog_where_they_leave_the_engine_without_work(
+    states: str, backlog: JobState | None
+) -> None:
+    """Three generate at once, and two more may wait; g: generating, G: grading, S: submitting."""
+    work_queue = loaded(*map(str, range(len(states))))
+    letters = {"g": JobState.GENERATING, "G": JobState.GRADING, "S": JobState.SUBMITTING}
+    for number, letter in enumerate(states):
+        work_queue.advance(str(number), letters[letter])
+    assert work_queue.backlog() is backlog
+
+
 def test_every_lease_is_renewed_until_its_group_is_handed_in() -> None:
     work_queue = loaded("a", "b")
     work_queue.advance("a", JobState.SUBMITTING)

@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ from heterorl.v1 import common_pb2, membership_pb2, policy_pb2, rollout_pb2
 from node.errors import Reason, RefusedError
 from node.identity.revocation import Revocations
 from node.values import limits
+from node.values.bottleneck import Bottleneck
 from node.values.evaluation import Evaluation, EvaluationStatus
 from node.values.groups.failure import FAULTS, BadPrompt, FailedLease, Failure
 from node.values.groups.rollout import LeaseGrant, LeasePurpose, PromptLease
@@ -118,9 +120,14 @@ SURVIVORS: list[tuple[type[Message], Any]] = [
     (membership_pb2.JoinResponse, replace(SETTINGS, head=VERSION)),
     (membership_pb2.GetStatusResponse, STATUS),
     (membership_pb2.GetStatusResponse, replace(STATUS, headline=None)),
+    (
+        membership_pb2.GetStatusResponse,
+        replace(STATUS, bottleneck=Bottleneck("setting", "it waited", "Raise it.", "a.key", 0.25, 0.5)),
+    ),
     (membership_pb2.PeerQuery, QUERY),
     (membership_pb2.PeerQuery, PeerQuery()),
     (membership_pb2.GetStatusResponse, replace(STATUS, step=STEP, teaching=Teaching(3, 1, 0.5, 2.5))),
+    (membership_pb2.StepReport, replace(STEP, groups_wait_s=0.0)),
     *(
         (membership_pb2.StepReport, replace(STEP, recommended_staleness=recommended))
         for recommended in (
@@ -167,6 +174,8 @@ REFUSED: list[tuple[type[Message], Any, str]] = [
     ),
     (membership_pb2.StepReport, replace(STEP, version=-1), "step -1"),
     (membership_pb2.StepReport, replace(STEP, grader_metrics=TOO_MANY), "17 grader metrics"),
+    (membership_pb2.StepReport, replace(STEP, groups_wait_s=-1.0), "-1.0 s"),
+    (membership_pb2.StepReport, replace(STEP, groups_wait_s=math.nan), "nan s"),
     (membership_pb2.Revocations, Revocations(("s",) * (limits.REVOCATIONS + 1)), "16385 revocations"),
     *(
         (membership_pb2.Revocations, Revocations(node_ids), "sorted order")
