@@ -2,8 +2,8 @@
 
     look, look, ... --a minute, or some steps--> shares of time --rules, HOLD_S--> bottleneck
 
-    the learner hardly waits    samplers are held back by a full queue           the learner
-                                otherwise                                        nothing alone
+    the learner waits little    samplers are held back by a full queue           the learner
+    the learner hardly waits    otherwise                                        nothing alone
     the learner waits           a batch is there and does not get to it          what withholds it
                                 samplers wait for versions more than they work   the link
                                 a limit holds samplers back                      the setting of that limit
@@ -51,7 +51,9 @@ WAITS_SHARE: Final = 0.1
 """The learner waits if it spends this share of its time so; with more groups it could save no more."""
 
 HELD_BACK_SHARE: Final = 0.25
-"""A limit holds samplers back if it costs this share of their time; every run touches one now and then."""
+"""A limit holds samplers back if it costs this share of their time; every run touches one now and then. A
+full queue is the learner's doing unless it, too, waits for so long: in a run by hand it waited an eighth of
+its time at a queue full for two thirds; a longer queue could have saved that eighth and no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,11 +195,11 @@ def _cause(window: _Stretch, wait: float, held_back: Mapping[Cause, float]) -> t
         wait: Share of the learner's time that it waited.
         held_back: Shares of the samplers' time, by what held them back.
     """
-    if wait < WAITS_SHARE:
-        full = sum(held_back.get(limit, 0.0) for limit in FULL_QUEUE)
-        if full < HELD_BACK_SHARE:
-            return NOTHING, ""
+    full = sum(held_back.get(limit, 0.0) for limit in FULL_QUEUE)
+    if wait < HELD_BACK_SHARE <= full:
         return LEARNER, f", and samplers {full:.0%} of their time for it"
+    if wait < WAITS_SHARE:
+        return NOTHING, ""
     for reason, seconds in window.withheld_s.items():
         # A batch that is there in a share r of all time is there in wait + r - 1 of it, at least, while the
         # learner waits: it is to blame if that is half of the wait.

@@ -95,6 +95,8 @@ NEVER_WAITS: Mapping[str, Any] = {"step_s": 0.3, "wait_s": 0.0}
         ({"samplers": {"prompt lease: buffer": 4}, **NEVER_WAITS}, BoundBy.LEARNER),
         ({"samplers": {"prompt lease: staleness": 1, "": 2}, **NEVER_WAITS}, BoundBy.LEARNER),
         ({"samplers": {SHARE: 1}, "tightest_limit": "bytes", **NEVER_WAITS}, BoundBy.LEARNER),
+        ({"samplers": {"prompt lease: buffer": 2, "": 1}, "step_s": 0.5, "wait_s": 0.1}, BoundBy.LEARNER),
+        ({"samplers": GENERATE, "step_s": 0.5, "wait_s": 0.1}, BoundBy.SAMPLERS),
         ({"samplers": {"policy version: 9 behind": 3, "": 1}}, BoundBy.LINK),
         ({"samplers": {"policy version: 9 behind": 1, "": 3}}, BoundBy.SAMPLERS),
         ({"samplers": {"hub": 1, "submission": 2, "policy fetch": 1}}, BoundBy.LINK),
