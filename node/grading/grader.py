@@ -46,7 +46,8 @@ class AnswerGrader:
     """
 
     table: ClassVar[type[BaseModel] | None] = None
-    """Its options: a table of its name in [coordinator.task_options], which must be there; None: none."""
+    """Its options: a table of its name in [coordinator.task_options], which may be left out if each option
+    has a default; None: none."""
     settings: ClassVar[type[BaseModel] | None] = None
     """Keys that its peers have in [sampler] and [verifier], each with a default; None: none."""
     package: ClassVar[str | None] = None

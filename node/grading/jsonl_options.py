@@ -39,8 +39,9 @@ class JsonlOptions(QuestionOptions):
             model = grader_class(check_name(name)).table
         except (TypeError, ValueError):
             return given  # which the field's own check refuses
-        wanted = set() if model is None else {name}
-        if wrong := sorted(tables ^ wanted):
+        allowed = set() if model is None else {name}
+        needed = allowed if model is not None and _has_required(model) else set()
+        if wrong := sorted((tables - allowed) | (needed - tables)):
             raise ValueError(
                 f"grader = {wrong[0]!r} and the table {wrong[0]} go together: set both or neither"
             )
@@ -48,7 +49,7 @@ class JsonlOptions(QuestionOptions):
         if model is None:
             return rest
         try:
-            return {**rest, "grader_options": model.model_validate(given[name])}
+            return {**rest, "grader_options": model.model_validate(given[name] if name in tables else {})}
         except ValidationError as error:
             raise ValueError(faults_of(error, model, of="task 'jsonl'", table=name)) from error
 
@@ -85,3 +86,7 @@ class JsonlOptions(QuestionOptions):
 
     def needs_of(self, peer: Any, *, group_size: int) -> TaskNeeds:
         return self.made_grader.needs_of(peer, group_size=group_size)
+
+
+def _has_required(model: type[BaseModel]) -> bool:
+    return any(field.is_required() for field in model.model_fields.values())

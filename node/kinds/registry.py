@@ -46,7 +46,7 @@ def kind_of(model_dir: Path) -> Kind:
     Nobody has to be told: peers whose models have other tensors are refused when they join.
 
     Raises:
-        StartupError: as ``model_config``; or a policy of its kind cannot be made of it.
+        StartupError: as ``model_config`` and ``kind_of_class``; or a policy of its kind cannot be made of it.
     """
     if not (model_dir / "config.json").exists():
         return CAUSAL_LM  # whoever loads it says what it lacks
@@ -64,5 +64,16 @@ def kind_of(model_dir: Path) -> Kind:
 
 
 def kind_of_class(name: str) -> Kind:
-    """Return the kind of models whose class has this name."""
-    return next((kind for kind in other_kinds() if kind.has_architecture(name)), CAUSAL_LM)
+    """Return the kind of models whose class has this name.
+
+    Raises:
+        StartupError: several kinds claim it; none of them is more right than the others.
+    """
+    claimants = [kind for kind in other_kinds() if kind.has_architecture(name)]
+    if len(claimants) > 1:
+        names = " and ".join(kind.name for kind in claimants)
+        raise StartupError(
+            f"a model of the class {name} is of the kinds {names}",
+            fix="Correct has_architecture of one of them, in node/kinds: a class belongs to one kind",
+        )
+    return claimants[0] if claimants else CAUSAL_LM

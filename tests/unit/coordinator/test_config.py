@@ -118,7 +118,6 @@ def test_the_options_of_a_built_in_task_are_checked_where_they_are_written() -> 
     ]:
         assert said in problem(task="jsonl", data=ROWS, task_options={"grader": "judge", "judge": wrong})
     for code, said in [
-        (None, "grader = 'code' and the table code go together: set both or neither"),
         ({"tests": "unittest"}, "code.tests: Input should be 'asserts' or 'stdin'"),
         ({"time_limit_s": 0}, "code.time_limit_s: Input should be greater than or equal to 1"),
         ({"network": True}, "code.network: task 'jsonl' has no such option, known are tests, setup"),

@@ -69,6 +69,13 @@ def test_what_another_package_brings_is_a_grader_by_its_name(acme: Path) -> None
     assert (refused.value.column, refused.value.rule) == ("easy", "is too easy")
 
 
+def test_a_table_may_be_left_out_where_each_option_has_a_default(acme: Path) -> None:
+    empty = checked_options("jsonl", {"grader": "code", "code": {}})
+    assert checked_options("jsonl", {"grader": "code"}) == empty
+    with pytest.raises(ValueError, match="acme"):
+        checked_options("jsonl", {"grader": "acme"})
+
+
 async def test_it_grades_where_the_samplers_owner_allows_it_and_its_code_counts(acme: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         setup_of("jsonl", OPTIONS)
@@ -88,6 +95,8 @@ async def test_it_grades_where_the_samplers_owner_allows_it_and_its_code_counts(
     [
         ({"grader": "judge"}, "judge"),
         ({"judge": {"model": "m"}}, "judge"),
+        ({"code": {}}, "code"),
+        ({"grader": "code", "judge": {}}, "judge"),
         ({"grader": "code", "code": {"test": 1}}, "code.test"),
         ({"grader": "code", "code": {"most_tests": 0}}, "code.most_tests"),
         ({"grader": "nothing"}, "grader"),
