@@ -117,10 +117,9 @@ def _over_bare(times: Mapping[str, Sequence[float]], name: str, prefix: str) -> 
 
 
 def _gradients_apart(steps: Mapping[str, Step]) -> dict[str, float]:
-    apart = {}
-    for name in SAME_LOSS & steps.keys():
-        ours, theirs = (gradient_of(steps[each]) for each in ("ours, grpo", name))
-        apart[name] = float((theirs - ours).norm() / ours.norm())
+    ours, apart = gradient_of(steps["ours, grpo"]), {}
+    for name in steps.keys() & SAME_LOSS:
+        apart[name] = float((gradient_of(steps[name]) - ours).norm() / ours.norm())
         if not apart[name] < GRADIENTS_APART:
             raise ValueError(
                 f"the gradients of ours and {name} are {apart[name]:.2g} of their length apart: not one loss"
