@@ -37,7 +37,7 @@ WARM_STEPS: Final = 3
 MEDIANS: Final = ("step_s", "groups_wait_s", "publish_s", "staleness_mean_versions")
 
 GROUPS_AT_ONCE: Final = 64
-"""Of 8 completions each: as in the run that this one is held against."""
+"""Groups of 8 completions, as in the run that this one is compared with."""
 
 VLLM_MEMORY: Final = 0.4
 """Share of the GPU's memory, of which the learner needs some too."""

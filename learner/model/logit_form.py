@@ -1,4 +1,4 @@
-"""What a family of models does to logits after its output head, known from the configuration and tried.
+"""The form of the logits that a family makes of its output head: known from the configuration, and tried.
 
     logits = cap * tanh(scale * (head(hidden)) / cap)        without a cap: scale * head(hidden)
 
