@@ -1,6 +1,6 @@
 """Our step against the least a step can be and against TRL's: time and memory. One JSON line per figure.
 
-    python -m bench.learner          6 minutes -> bench/results/learner.{md,jsonl}
+    python -m bench.learner          10 minutes -> bench/results/learner.{md,jsonl}
     python -m bench.learner --quick  seconds, prints only
 
 Every step of a shape is taken in turn, round after round, in one process on one thread, so that all meet
@@ -12,11 +12,16 @@ which is not ours.
 
     step, kind      which of bench/learner/steps.py, on which shape
     seconds         median by the clock; cpu_seconds: of the process, which others can hardly lengthen
-    over_bare       ratio of times by the clock; cpu_over_bare: of the process's own
+    over_bare       ratio of times by the clock; cpu_over_bare: of the process's own. Bare and TRL's steps
+                    take completions of one length, so there are none where lengths differ
     cpu_over_ours   likewise over `ours, grpo`
     peak_bytes      of one step, in a process of its own: bench/learner/memory.py
     gradient_norm   of the first step
-    gradient_apart  length of `trl`'s gradient minus `ours, grpo`'s, over that of either: the same loss
+    gradient_apart  length of `trl`'s or `ours, padded`'s gradient minus `ours, grpo`'s, over that of the
+                    latter: the same loss
+    tokens          that the step learns from; tokens_per_core_s: by cpu_seconds
+    positions_over_distinct   positions that the layers read, over those that differ within a group, in
+                    themselves or in what is before them
 """
 
 import argparse
@@ -33,7 +38,16 @@ import torch
 
 from bench.learner.memory import step_peak
 from bench.learner.report import write_report
-from bench.learner.steps import Shape, Step, gradient_of, make_groups, step_makers
+from bench.learner.steps import (
+    Shape,
+    Step,
+    completion_tokens,
+    distinct_positions,
+    gradient_of,
+    make_groups,
+    positions_read,
+    step_makers,
+)
 from bench.shared.measure import keep_freed_memory, ratio
 
 RESULTS: Final = Path(__file__).parents[1] / "results"
@@ -43,8 +57,17 @@ SHAPES: Final = (
     Shape("the same, half as long", 64, 64, 2, 8, 8, 8, 24, rounds=41),
     Shape("8192, width 256, 4 layers", 8192, 256, 4, 4, 4, 8, 56, rounds=9),
     Shape("32 768, width 256, 4 layers", 32_768, 256, 4, 4, 8, 8, 56, rounds=5),
+    # Most of a step is layers and not the head, as it is for a model of 135 M parameters.
+    Shape("word problems", 8192, 256, 8, 16, 8, 60, 40, rounds=5, least_tokens=(20, 5)),
+    Shape("word problems behind 1000 tokens", 8192, 256, 8, 2, 8, 1060, 40, rounds=3, least_tokens=(1020, 5)),
 )
-QUICK_SHAPES: Final = (Shape("64", 64, 32, 1, 2, 4, 4, 8, rounds=3),)
+QUICK_SHAPES: Final = (
+    Shape("64", 64, 32, 1, 2, 4, 4, 8, rounds=3),
+    Shape("64, uneven", 64, 32, 1, 2, 4, 12, 8, rounds=3, least_tokens=(4, 1)),
+)
+
+SAME_LOSS: Final = frozenset({"trl", "ours, padded"})
+"""Steps that have the loss of `ours, grpo`."""
 
 GRADIENTS_APART: Final = 1e-4
 """Steps whose gradients are further apart have not the same loss, and no ratio of theirs says anything."""
@@ -54,46 +77,53 @@ def compare(shape: Shape) -> Iterator[dict[str, Any]]:
     """Return a line for every step of a shape, but for its peak.
 
     Raises:
-        ValueError: the gradients of `ours, grpo` and `trl` differ.
+        ValueError: the gradients of steps with one loss differ.
     """
     groups = make_groups(shape)
-    steps = {name: make(shape, groups) for name, make in step_makers().items()}
-    if "trl" not in steps:
+    steps = {name: make(shape, groups) for name, make in step_makers(shape).items()}
+    if "trl" not in steps and shape.least_tokens is None:
         yield {"kind": shape.name, "step": "trl", "skipped": "pip install heterorl-node[bench]"}
     apart = _gradients_apart(steps)
     norms = {name: step() for name, step in steps.items()}
+    positions = {name: positions_read(step.model, step) for name, step in steps.items()}
     wall, cpu = _times(steps, shape.rounds)
-    tokens = shape.rows * shape.completion_tokens
+    tokens, distinct = completion_tokens(groups), distinct_positions(groups)
     for name in steps:
-        seconds = statistics.median(wall[name])
-        over_bare, over_bare_quartiles = ratio(wall[name], wall["bare"])
-        cpu_over_bare, cpu_over_bare_quartiles = ratio(cpu[name], cpu["bare"])
+        seconds, cpu_seconds = statistics.median(wall[name]), statistics.median(cpu[name])
         yield {
             "kind": shape.name,
             "step": name,
             "vocabulary": shape.vocabulary,
             "tokens": tokens,
+            "positions_over_distinct": round(positions[name] / distinct, 3),
             "rounds": shape.rounds,
             "seconds": round(seconds, 5),
-            "cpu_seconds": round(statistics.median(cpu[name]), 5),
-            "over_bare": over_bare,
-            "over_bare_quartiles": over_bare_quartiles,
-            "cpu_over_bare": cpu_over_bare,
-            "cpu_over_bare_quartiles": cpu_over_bare_quartiles,
+            "cpu_seconds": round(cpu_seconds, 5),
+            **_over_bare(wall, name, ""),
+            **_over_bare(cpu, name, "cpu_"),
             "cpu_over_ours": ratio(cpu[name], cpu["ours, grpo"])[0],
             "tokens_per_second": round(tokens / seconds),
+            "tokens_per_core_s": round(tokens / cpu_seconds),
             "gradient_norm": round(norms[name], 6),
-            "gradient_apart": apart if name == "trl" else None,
+            "gradient_apart": apart.get(name),
         }
 
 
-def _gradients_apart(steps: Mapping[str, Step]) -> float | None:
-    if "trl" not in steps:
-        return None
-    ours, theirs = (gradient_of(steps[name]) for name in ("ours, grpo", "trl"))
-    apart = float((theirs - ours).norm() / ours.norm())
-    if not apart < GRADIENTS_APART:
-        raise ValueError(f"the gradients of ours and trl are {apart:.2g} of their length apart: not one loss")
+def _over_bare(times: Mapping[str, Sequence[float]], name: str, prefix: str) -> dict[str, Any]:
+    if "bare" not in times:
+        return {}
+    middle, quartiles = ratio(times[name], times["bare"])
+    return {f"{prefix}over_bare": middle, f"{prefix}over_bare_quartiles": quartiles}
+
+
+def _gradients_apart(steps: Mapping[str, Step]) -> dict[str, float]:
+    ours, apart = gradient_of(steps["ours, grpo"]), {}
+    for name in steps.keys() & SAME_LOSS:
+        apart[name] = float((gradient_of(steps[name]) - ours).norm() / ours.norm())
+        if not apart[name] < GRADIENTS_APART:
+            raise ValueError(
+                f"the gradients of ours and {name} are {apart[name]:.2g} of their length apart: not one loss"
+            )
     return apart
 
 

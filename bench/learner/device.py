@@ -6,11 +6,14 @@
 Masters are float32 and products bfloat16, in micro-batches of as many rows for all. Steps are taken in turn.
 
     bare          forward, all logits, log softmax, gather, a mean for a loss, backward, clipping, AdamW,
-                  from tensors that lie ready; twice, which shows the noise
+                  from tensors that lie ready; twice, which shows the noise. Not where lengths differ
     ours, NAME    train_step.train_step with that objective, from groups to the step's outcome
+    ours, padded  likewise, with every completion a padded row
 
+    rows          how many, and the tokens of their longest prompt and completion
     seconds       median over rounds, the device's work included
-    over_bare     of the same round, then the median; quartiles beside it
+    over_bare     of the same round, then the median; quartiles beside it. over_padded likewise
+    positions_over_distinct   as bench.learner has it
     peak_bytes    of the device's memory, above what lay there before: all steps' parameters and moments
 """
 
@@ -19,53 +22,35 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from bench.learner.steps import (
     CLIP_NORM,
     LEARNING_RATE,
+    Shape,
+    completion_tokens,
+    distinct_positions,
     gathered_logprob,
-    made_completion,
-    made_group,
+    make_groups,
     make_optimizer,
     padded_ids,
+    positions_read,
 )
 from bench.shared.measure import ratio
 from bench.shared.random_model import SIZES, config_of, made_model
-from learner.config import LearnerConfig
-from learner.model.model import load_policy
+from learner.config import LearnerConfig, Rematerialise
+from learner.model.model import Policy, load_policy
 from learner.step.train_step import train_step
 from learner.step_settings import StepSettings
-from node.values.groups.rollout import Completion, RolloutGroup
+from node.values.groups.rollout import RolloutGroup
 
 OBJECTIVES: Final = ("grpo", LearnerConfig.model_fields["objective"].default)
-
-
-def random_groups(arguments: argparse.Namespace) -> list[RolloutGroup]:
-    """Return groups of random tokens, with the logprobs of a model that knows nothing, give or take."""
-    random, vocabulary = np.random.default_rng(0), config_of(arguments.size).vocab_size
-
-    def tokens(count: int) -> NDArray[np.int32]:
-        return random.integers(2, vocabulary, count).astype(np.int32)
-
-    def completion() -> Completion:
-        logprob = -np.log(vocabulary) + random.normal(0, 0.05, arguments.completion_tokens)
-        return made_completion(tokens(arguments.completion_tokens), logprob, reward=random.random())
-
-    return [
-        made_group(
-            number, tokens(arguments.prompt_tokens), [completion() for _ in range(arguments.group_size)]
-        )
-        for number in range(arguments.groups)
-    ]
 
 
 def bare_step(
@@ -94,17 +79,16 @@ def bare_step(
 
 
 def our_step(
-    model_dir: Path, groups: list[RolloutGroup], arguments: argparse.Namespace, *, objective: str
+    policy: Policy, groups: list[RolloutGroup], arguments: argparse.Namespace, **chosen: Any
 ) -> Callable[[], Any]:
-    """Return a function that takes the learner's step."""
+    """Return a function that takes the learner's step with these settings of it."""
     config = LearnerConfig(
-        model_dir=model_dir,
+        model_dir=Path(),
         learning_rate=LEARNING_RATE,
-        objective=objective,
         gradient_clip_norm=CLIP_NORM,
         micro_batch_tokens=arguments.micro_batch_tokens,
+        **chosen,
     )
-    policy = load_policy(model_dir, device=arguments.device, compute_dtype=torch.bfloat16)
     optimizer = make_optimizer(policy.model)
     settings = StepSettings.of(config)
 
@@ -115,13 +99,26 @@ def our_step(
     return step
 
 
-def measure(model_dir: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(model_dir: Path, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Return a line for each step."""
-    groups = random_groups(arguments)
-    bare = bare_step(model_dir, groups, arguments)
-    steps = {"bare": bare, "bare, again": bare}
-    for objective in OBJECTIVES:
-        steps[f"ours, {objective}"] = our_step(model_dir, groups, arguments, objective=objective)
+    shape = _shape(arguments)
+    groups = make_groups(shape)
+    policy = load_policy(
+        model_dir,
+        device=arguments.device,
+        compute_dtype=torch.bfloat16,
+        rematerialise=arguments.rematerialise,
+    )
+    ours: dict[str, dict[str, Any]] = {f"ours, {name}": {"objective": name} for name in OBJECTIVES}
+    if "packing" in LearnerConfig.model_fields:
+        ours["ours, padded"] = {"objective": OBJECTIVES[0], "packing": "none"}
+    steps = {name: our_step(policy, groups, arguments, **chosen) for name, chosen in ours.items()}
+    if arguments.only:
+        steps = {name: steps[name] for name in arguments.only if name in steps}
+    elif shape.least_tokens is None:
+        bare = bare_step(model_dir, groups, arguments)
+        steps = {"bare": bare, "bare, again": bare, **steps}
+    positions = {name: positions_read(policy.model, step) for name, step in steps.items() if name in ours}
     took: dict[str, list[float]] = {name: [] for name in steps}
     peaks: dict[str, int] = {}
     for number in range(arguments.rounds + 1):
@@ -130,25 +127,40 @@ def measure(model_dir: Path, arguments: argparse.Namespace) -> list[dict[str, An
             if number:  # the first makes moments, and compiles
                 took[name].append(seconds)
                 peaks[name] = peak
-    tokens = arguments.groups * arguments.group_size * arguments.completion_tokens
-    lines = []
+    tokens, distinct = completion_tokens(groups), distinct_positions(groups)
     for name, seconds_each in took.items():
-        over_bare, quartiles = ratio(seconds_each, took["bare"])
-        seconds = statistics.median(seconds_each)
-        lines.append(
-            {
-                "step": name,
-                "size": arguments.size,
-                "tokens": tokens,
-                "rounds": arguments.rounds,
-                "seconds": round(seconds, 4),
-                "tokens_per_s": round(tokens / seconds),
-                "over_bare": over_bare,
-                "over_bare_quartiles": quartiles,
-                "peak_bytes": peaks[name],
-            }
-        )
-    return lines
+        line = {
+            "step": name,
+            "size": arguments.size,
+            "rows": [shape.rows, shape.prompt_tokens, shape.completion_tokens],
+            "tokens": tokens,
+            "rounds": arguments.rounds,
+            "seconds": round(statistics.median(seconds_each), 4),
+            "tokens_per_s": round(tokens / statistics.median(seconds_each)),
+            "peak_bytes": peaks[name],
+        }
+        if name in ours:
+            line["positions_over_distinct"] = round(positions[name] / distinct, 3)
+        for key, other in (("over_bare", "bare"), ("over_padded", "ours, padded")):
+            if other in took:
+                line[key], line[f"{key}_quartiles"] = ratio(seconds_each, took[other])
+        yield line
+
+
+def _shape(arguments: argparse.Namespace) -> Shape:
+    config = config_of(arguments.size)
+    return Shape(
+        arguments.size,
+        config.vocab_size,
+        config.hidden_size,
+        config.num_hidden_layers,
+        arguments.groups,
+        arguments.group_size,
+        arguments.prompt_tokens,
+        arguments.completion_tokens,
+        arguments.rounds,
+        least_tokens=arguments.least_tokens and tuple(arguments.least_tokens),
+    )
 
 
 def _timed(step: Callable[[], Any], device: torch.device) -> tuple[float, int]:
@@ -177,6 +189,9 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--completion-tokens", type=int, default=256)
     parser.add_argument("--micro-batch-tokens", type=int, default=8192)
+    parser.add_argument("--least-tokens", type=int, nargs=2, help="of a prompt and of a completion")
+    parser.add_argument("--rematerialise", choices=get_args(Rematerialise), default="none")
+    parser.add_argument("--only", nargs="+", help="steps of ours; without it all of them, and bare")
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args(given)
     with tempfile.TemporaryDirectory() as directory:

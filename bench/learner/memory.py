@@ -32,6 +32,6 @@ def _alone(run: Callable[..., T], *arguments: object, imports: Sequence[str]) ->
 def _peak_of_step(shape: Shape, name: str, threads: int) -> int | None:
     torch.set_num_threads(threads)
     return_freed_memory()
-    step = step_makers()[name](shape, make_groups(shape))
+    step = step_makers(shape)[name](shape, make_groups(shape))
     step()
     return peak(step)[0]

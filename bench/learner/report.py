@@ -41,8 +41,8 @@ def _step_table(kind: str, steps: Sequence[Line]) -> str:
         [
             f"## {kind}\n",
             "| step | ms | time over bare | CPU time over bare | CPU time over `ours, grpo` | peak, MiB | "
-            "tokens/s | gradient norm |",
-            "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+            "tokens/s | tokens/s of a core | positions read / distinct | gradient norm |",
+            f"| --- |{' ---: |' * 9}",
             *map(_step_row, measured),
             *remarks,
             "",
@@ -59,12 +59,16 @@ def _step_row(line: Line) -> str:
         f"{line['cpu_over_ours']:.2f}",
         _mebibytes(line["peak_bytes"]),
         line["tokens_per_second"],
+        line["tokens_per_core_s"],
+        f"{line['positions_over_distinct']:.2f}",
         f"{line['gradient_norm']:.6f}",
     )
     return f"| {' | '.join(map(str, cells))} |"
 
 
 def _with_quartiles(line: Line, field: str) -> str:
+    if field not in line:
+        return "-"
     low, high = line[f"{field}_quartiles"]
     return f"{line[field]:.3f} ({low:.3f}-{high:.3f})"
 

@@ -2,8 +2,9 @@
 
     bare    what any step does at least, from tensors that lie ready: forward, full logits, log softmax,
             gather, a mean for a loss, backward, gradient clipping, AdamW. No objective, no metrics.
-    ours    train_step.train_step, from groups to the step's outcome. `ours, grpo` has TRL's loss;
-            the other one is what the learner does where nothing is configured.
+    ours    train_step.train_step, from groups to the step's outcome. `ours, grpo` has TRL's loss; the one
+            with another objective's name is what the learner does where nothing is configured.
+            `ours, padded` is `ours, grpo` with every completion a padded row.
     trl     GRPOTrainer.training_step of TRL, then clipping and AdamW as its loop does: trl_steps.py.
 
 All start from the same float32 weights, with torch's fused AdamW, and take the same groups.
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from learner.config import LearnerConfig
 from learner.model.model import Policy
@@ -33,10 +34,13 @@ LEARNING_RATE: Final = 1e-6
 
 CLIP_NORM: Final = 1.0
 
+GRPO: Final[Mapping[str, Any]] = {"objective": "grpo", "kl_coefficient": 0.0}
+"""Settings of TRL's loss."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A model and a batch. Every completion is of full length: nothing is saved by skipping padding."""
+    """A model and a batch."""
 
     name: str
     vocabulary: int
@@ -48,10 +52,19 @@ class Shape:
     completion_tokens: int
     rounds: int
     """How often each step is timed."""
+    least_tokens: tuple[int, int] | None = None
+    """Tokens of the shortest prompt and the shortest completion; None: all are as long as the longest."""
 
     @property
     def rows(self) -> int:
         return self.groups * self.group_size
+
+    def draw_lengths(self, random: np.random.Generator) -> tuple[int, list[int]]:
+        """Return a prompt's length and those of its completions, most of which are short."""
+        prompt, completion = self.least_tokens or (self.prompt_tokens, self.completion_tokens)
+        skewed = random.random(self.group_size) ** 3
+        lengths = completion + (skewed * (self.completion_tokens + 1 - completion)).astype(int)
+        return int(random.integers(prompt, self.prompt_tokens + 1)), lengths.tolist()
 
 
 class Step(Protocol):
@@ -65,16 +78,22 @@ class Step(Protocol):
         ...
 
 
-def step_makers() -> Mapping[str, Callable[[Shape, list[RolloutGroup]], Step]]:
-    """Return the steps that can be compared here: TRL's where it is installed."""
+def step_makers(shape: Shape) -> Mapping[str, Callable[[Shape, list[RolloutGroup]], Step]]:
+    """Return the steps that can be compared on a shape: TRL's where it is installed.
+
+    Bare and TRL's take completions of one length alone.
+    """
     fields = LearnerConfig.model_fields
     default, kl_coefficient = fields["objective"].default, fields["kl_coefficient"].default
-    own: dict[str, Callable[[Shape, list[RolloutGroup]], Step]] = {
-        "bare": Bare,
-        "bare, again": Bare,
-        "ours, grpo": partial(Ours, objective="grpo", kl_coefficient=0.0),
+    ours: dict[str, Callable[[Shape, list[RolloutGroup]], Step]] = {
+        "ours, grpo": partial(Ours, **GRPO),
         f"ours, {default}": partial(Ours, objective=default, kl_coefficient=kl_coefficient),
     }
+    if "packing" in fields:
+        ours["ours, padded"] = partial(Ours, **GRPO, packing="none")
+    if shape.least_tokens is not None:
+        return ours
+    own = {"bare": Bare, "bare, again": Bare, **ours}
     try:
         from bench.learner.trl_steps import TRL_STEPS
     except ImportError:
@@ -118,57 +137,76 @@ def make_model(shape: Shape) -> Qwen3ForCausalLM:
 
 
 def make_groups(shape: Shape) -> list[RolloutGroup]:
-    """Return the groups of the batch: random tokens, behaviour logprobs 0.05 nats around the model's own."""
-    random, model = np.random.default_rng(0), make_model(shape)
-    prompts = random.integers(2, shape.vocabulary, (shape.groups, shape.prompt_tokens)).astype(np.int32)
-    tokens = random.integers(2, shape.vocabulary, (shape.rows, shape.completion_tokens)).astype(np.int32)
-    noise = random.normal(0, 0.05, tokens.shape)
-    rewards = random.random(shape.rows)
-    groups = []
-    for number, prompt in enumerate(prompts):
-        completions = []
-        for row in range(number * shape.group_size, (number + 1) * shape.group_size):
-            ids = torch.tensor(np.concatenate([prompt, tokens[row]])).long()[None]
-            with torch.no_grad():
-                logprob = gathered_logprob(model, ids)[0, shape.prompt_tokens - 1 :].numpy()
-            completions.append(made_completion(tokens[row], logprob + noise[row], reward=rewards[row]))
-        groups.append(made_group(number, prompt, completions))
-    return groups
+    """Return the groups of the batch: random tokens, with logprobs of a model that knows nothing, roughly."""
+    random = np.random.default_rng(0)
+
+    def tokens(count: int) -> NDArray[np.int32]:
+        return random.integers(2, shape.vocabulary, count).astype(np.int32)
+
+    def completion(length: int) -> Completion:
+        logprob = random.normal(0, 0.05, length) - np.log(shape.vocabulary)
+        return Completion(
+            token_ids=tokens(length),
+            behaviour_logprob=np.minimum(0, logprob).astype(np.float32),
+            policy_version=np.zeros(length, np.int32),
+            reward=random.random(),
+            finish=Finish.END,
+        )
+
+    def group(number: int) -> RolloutGroup:
+        prompt_tokens, lengths = shape.draw_lengths(random)
+        return RolloutGroup(
+            run_id="bench",
+            group_id=str(number),
+            layout_digest=bytes(16),
+            tokenizer_digest=bytes(16),
+            task="bench",
+            prompt_index=number,
+            prompt_token_ids=tokens(prompt_tokens),
+            completions=tuple(map(completion, lengths)),
+            sampling=SamplingParameters(1.0, 1.0, 0, max_new_tokens=shape.completion_tokens),
+            sampling_started_at_s=0.0,
+            sampling_finished_at_s=0.0,
+            graded_at_s=0.0,
+        )
+
+    return [group(number) for number in range(shape.groups)]
 
 
-def made_completion(
-    tokens: NDArray[np.int32], logprob: NDArray[np.floating[Any]], *, reward: float
-) -> Completion:
-    """Return a completion of version 0; both are [tokens]."""
-    return Completion(
-        token_ids=tokens,
-        behaviour_logprob=np.minimum(0, logprob).astype(np.float32),
-        policy_version=np.zeros(len(tokens), np.int32),
-        reward=float(reward),
-        finish=Finish.END,
-    )
+def completion_tokens(groups: Sequence[RolloutGroup]) -> int:
+    """Return the tokens that a step learns from."""
+    return sum(len(completion.token_ids) for group in groups for completion in group.completions)
 
 
-def made_group(number: int, prompt: NDArray[np.int32], completions: Sequence[Completion]) -> RolloutGroup:
-    """Return completions, all as long, as one group."""
-    return RolloutGroup(
-        run_id="bench",
-        group_id=str(number),
-        layout_digest=bytes(16),
-        tokenizer_digest=bytes(16),
-        task="bench",
-        prompt_index=number,
-        prompt_token_ids=prompt,
-        completions=tuple(completions),
-        sampling=SamplingParameters(1.0, 1.0, 0, max_new_tokens=len(completions[0].token_ids)),
-        sampling_started_at_s=0.0,
-        sampling_finished_at_s=0.0,
-        graded_at_s=0.0,
-    )
+def distinct_positions(groups: Sequence[RolloutGroup]) -> int:
+    """Return how many positions differ in themselves or in what is before them, within a group."""
+    after: dict[tuple[int, int], int] = {}
+    for number, group in enumerate(groups, start=1):
+        for completion in group.completions:
+            place = -number
+            for token in (*group.prompt_token_ids, *completion.token_ids[:-1]):
+                place = after.setdefault((place, int(token)), len(after))
+    return len(after)
+
+
+def positions_read(model: PreTrainedModel, step: Callable[[], object]) -> int:
+    """Take a step and return how many positions the model's layers see in it, padding included."""
+    seen = 0
+
+    def look(_module: object, _inputs: object, output: Tensor) -> None:
+        nonlocal seen
+        seen += output.shape[:-1].numel()
+
+    handle = model.get_input_embeddings().register_forward_hook(look)
+    try:
+        step()
+    finally:
+        handle.remove()
+    return seen
 
 
 def padded_ids(groups: list[RolloutGroup]) -> Tensor:
-    """Return [rows, prompt and completion], int64."""
+    """Return [rows, prompt and completion], int64, of rows that are all as long."""
     return torch.tensor(
         np.stack([np.concatenate([g.prompt_token_ids, c.token_ids]) for g in groups for c in g.completions])
     ).long()
@@ -205,9 +243,8 @@ class Bare:
 class Ours:
     """The learner's step."""
 
-    def __init__(
-        self, shape: Shape, groups: list[RolloutGroup], *, objective: str, kl_coefficient: float
-    ) -> None:
+    def __init__(self, shape: Shape, groups: list[RolloutGroup], **settings: Any) -> None:
+        """Take a step with these settings of the learner."""
         self._groups = groups
         self.model = make_model(shape)
         self._policy = Policy(self.model)
@@ -215,9 +252,8 @@ class Ours:
         config = LearnerConfig(
             model_dir=Path(),
             learning_rate=LEARNING_RATE,
-            objective=objective,
-            kl_coefficient=kl_coefficient,
             gradient_clip_norm=CLIP_NORM,
+            **settings,
         )
         self._settings = StepSettings.of(config)
 

@@ -3,6 +3,7 @@
     python -m bench.sampler                 a random model of 33 million parameters: six minutes
     python -m bench.sampler --model DIR     one of your own
     python -m bench.sampler --size 0.5B --device cuda --dtype bfloat16   half a billion, on a GPU
+    python -m bench.sampler --groups 32 64 --new-tokens 256 24           two loads, one after the other
 
     transformers, torch   transformers' own generate; the torch engine, stepped in a thread as in a sampler.
                           One process, in turns, so that both meet the same disturbances
@@ -10,6 +11,7 @@
     vllm own              the vllm engine with sampler.engine_process = "own"
     torch keep, ...       what versions cost where caches are kept, not computed again
 
+    rows, new_tokens      the load
     tokens_per_s          of all rows together, by the clock; median over rounds
     tokens_per_core_s     by the processor time of the process and of its engine's, which others can hardly
                           lengthen
@@ -39,6 +41,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
@@ -57,29 +60,37 @@ PROCESSES: Final = {
 }
 """Which contestants share a process."""
 
+OVER: Final = {"tokens_per_s": "over_bare", "tokens_per_core_s": "core_over_bare"}
+
 KV_CACHES: Final = ("recompute", "keep")
 
 
-def measure(names: Sequence[str], load: Load, *, rounds: int, versions: int, every_s: float) -> None:
-    """Print a line for each contestant."""
+def measure(
+    names: Sequence[str], loads: Sequence[Load], *, rounds: int, versions: int, every_s: float
+) -> None:
+    """Print a line for each contestant under each load."""
+    largest = replace(
+        loads[0], groups=max(load.groups for load in loads), new_tokens=max(load.new_tokens for load in loads)
+    )
     with ThreadPoolExecutor(1) as thread:
-        contestants = {name: _contestant(name, load, thread) for name in names}
-        for contestant in contestants.values():
-            contestant.generate()
-        turns = [{name: _turn(one) for name, one in contestants.items()} for _ in range(rounds)]
-        for name, contestant in contestants.items():
-            line: dict[str, Any] = {"case": name, "load": round(os.getloadavg()[0], 1)}
-            for figure in ("tokens_per_s", "tokens_per_core_s"):
-                line[figure] = _median(getattr(turn[name], figure) for turn in turns)
-            if name != names[0]:
-                line["over_bare"] = _median(t[name].tokens_per_s / t[names[0]].tokens_per_s for t in turns)
-                line["core_over_bare"] = _median(
-                    t[name].tokens_per_core_s / t[names[0]].tokens_per_core_s for t in turns
-                )
-            if isinstance(contestant, Ours):
-                line |= contestant.lost(versions=versions, every_s=every_s)
-                line |= {"every_s": every_s, "kv_cache": load.kv_cache}
-            print(json.dumps(line), flush=True)
+        contestants = {name: _contestant(name, largest, thread) for name in names}
+        for load in loads:
+            for contestant in contestants.values():
+                contestant.load = load
+                contestant.generate()
+            turns = [{name: _turn(one) for name, one in contestants.items()} for _ in range(rounds)]
+            for name, contestant in contestants.items():
+                line: dict[str, Any] = {"case": name, "rows": load.rows, "new_tokens": load.new_tokens}
+                line["load"] = round(os.getloadavg()[0], 1)
+                for figure in ("tokens_per_s", "tokens_per_core_s"):
+                    line[figure] = _median(getattr(turn[name], figure) for turn in turns)
+                    if name != names[0]:
+                        over = (getattr(t[name], figure) / getattr(t[names[0]], figure) for t in turns)
+                        line[OVER[figure]] = _median(over)
+                if isinstance(contestant, Ours):
+                    line |= contestant.lost(versions=versions, every_s=every_s)
+                    line |= {"every_s": every_s, "kv_cache": load.kv_cache}
+                print(json.dumps(line), flush=True)
 
 
 def _contestant(name: str, load: Load, thread: ThreadPoolExecutor) -> Contestant:
@@ -110,10 +121,10 @@ def main() -> None:
     parser.add_argument(
         "--engines", nargs="+", choices=PROCESSES, help="what to measure; without it all there are"
     )
-    parser.add_argument("--groups", type=int, default=8)
+    parser.add_argument("--groups", type=int, nargs="+", default=[8], help="of each load")
     parser.add_argument("--completions", type=int, default=8, help="rows are groups times completions")
     parser.add_argument("--prompt-tokens", type=int, default=32)
-    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--new-tokens", type=int, nargs="+", default=[128], help="of each load")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--versions", type=int, default=2)
     parser.add_argument("--every", type=float, default=10.0, help="seconds between versions")
@@ -133,23 +144,27 @@ def main() -> None:
         _measure_each(arguments.engines or there, kv_caches)
         return
     torch.set_num_threads(arguments.threads)
-    load = Load(
-        arguments.model,
-        groups=arguments.groups,
-        completions=arguments.completions,
-        prompt_tokens=arguments.prompt_tokens,
-        new_tokens=arguments.new_tokens,
-        device=arguments.device,
-        compute_dtype=arguments.dtype,
-        threads=arguments.threads,
-        kv_cache=arguments.kv_cache,
-    )
+    loads = [
+        Load(
+            arguments.model,
+            groups=groups,
+            completions=arguments.completions,
+            prompt_tokens=arguments.prompt_tokens,
+            new_tokens=new_tokens,
+            device=arguments.device,
+            compute_dtype=arguments.dtype,
+            threads=arguments.threads,
+            kv_cache=arguments.kv_cache,
+        )
+        for groups, new_tokens in zip(arguments.groups, arguments.new_tokens, strict=True)
+    ]
     names = PROCESSES[arguments.engines[0]]
-    measure(names, load, rounds=arguments.rounds, versions=arguments.versions, every_s=arguments.every)
+    measure(names, loads, rounds=arguments.rounds, versions=arguments.versions, every_s=arguments.every)
 
 
 def _measure_each(names: Iterable[str], kv_caches: Sequence[str]) -> None:
-    lines: dict[str, dict[str, Any]] = {}
+    """Print every line as it comes, vLLM's beside bare vLLM's of the same load."""
+    bare: dict[int, dict[str, Any]] = {}
     for name, kv_cache in product(names, kv_caches):
         is_first = kv_cache == kv_caches[0]
         if not is_first and name == "vllm bare":
@@ -159,17 +174,14 @@ def _measure_each(names: Iterable[str], kv_caches: Sequence[str]) -> None:
         printed = subprocess.run(again, check=True, stdout=subprocess.PIPE, text=True).stdout
         # vLLM logs to standard output as well.
         for line in map(json.loads, re.findall(r"^{.*}$", printed, re.M)):
-            if is_first:
-                lines[line["case"]] = line
-            elif "lost_share" in line:
-                line["case"] += f" {kv_cache}"
-                lines[line["case"]] = line
-    for name in lines.keys() & {"vllm", "vllm own"} if "vllm bare" in lines else ():
-        ours, bare = lines[name], lines["vllm bare"]
-        ours["over_bare"] = round(ours["tokens_per_s"] / bare["tokens_per_s"], 4)
-        ours["core_over_bare"] = round(ours["tokens_per_core_s"] / bare["tokens_per_core_s"], 4)
-    for line in lines.values():
-        print(json.dumps(line), flush=True)
+            rows = line["rows"]
+            if name == "vllm bare":
+                bare[rows] = line
+            elif name.startswith("vllm") and rows in bare:
+                line |= {over: round(line[figure] / bare[rows][figure], 4) for figure, over in OVER.items()}
+            if is_first or "lost_share" in line:
+                line["case"] += "" if is_first else f" {kv_cache}"
+                print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

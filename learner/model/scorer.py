@@ -1,5 +1,6 @@
 """Models whose one forward pass goes from rows to logprobs of actions; ``TokenScorer``: of tokens."""
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Final
@@ -8,9 +9,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from learner.model.logit_form import LogitForm, logit_form
 from learner.model.micro_batches import MicroBatch, row_lengths
 from learner.model.token_logprob import VocabularySlice, token_logprob
 from node.values.groups.rollout import RolloutGroup
+
+logger = logging.getLogger(__name__)
 
 UNBOUNDED: Final = 1 << 30
 """Context of a model that does not bound it (convolutions, recurrences)."""
@@ -25,8 +29,8 @@ class Scorer(torch.nn.Module, ABC):
         self.model = model
         self.train(False)
         self.compute_dtype = compute_dtype
-        self.has_plain_head = False
-        """Whether logits are the output embeddings times the last hidden state, and nothing else."""
+        self.logit_form: LogitForm | None = None
+        """How logits come from the last hidden state and the head; None: the model makes them itself."""
         self.vocabulary: VocabularySlice | None = None
         """The part of the head that is here; None: all of it."""
         self.has_head = True
@@ -84,7 +88,12 @@ class TokenScorer(Scorer):
             tried: of the same family, where ``model`` has no values yet; None: it has.
         """
         super().__init__(model, compute_dtype=compute_dtype)
-        self.has_plain_head = has_plain_head(model if tried is None else tried)
+        self.logit_form = logit_form(model if tried is None else tried)
+        if self.logit_form is None:
+            logger.warning(
+                "logits of whole micro-batches: how this model makes them is not known",
+                extra={"family": model.config.get_text_config().model_type},
+            )
 
     def forward(self, inputs: Tensor, positions: Tensor, target_ids: Tensor, temperature: Tensor) -> Tensor:
         """Return log p(target | everything before it) under softmax(logits / temperature).
@@ -102,7 +111,7 @@ class TokenScorer(Scorer):
         is_narrow = self.compute_dtype is not None
         given = {"inputs_embeds" if inputs.is_floating_point() else "input_ids": inputs}
         with torch.autocast(inputs.device.type, dtype=self.compute_dtype, enabled=is_narrow):
-            if self.has_head and not self.has_plain_head:
+            if self.has_head and self.logit_form is None:
                 logits = self.model(**given, use_cache=False).logits
                 logits = logits.flatten(0, 1).index_select(0, positions)
                 logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature[:, None]
@@ -111,6 +120,7 @@ class TokenScorer(Scorer):
             hidden: Tensor = self.model.base_model(**given, use_cache=False).last_hidden_state
         if not self.has_head:
             return hidden.to(self.master_dtype).contiguous()
+        assert self.logit_form is not None
         head = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
         weight, bias = head.weight, head.bias
         if self.vocabulary is not None:
@@ -121,22 +131,7 @@ class TokenScorer(Scorer):
             bias,
             target_ids=target_ids,
             temperature=temperature,
+            form=self.logit_form,
             compute_dtype=self.compute_dtype,
             vocabulary=self.vocabulary,
         )
-
-
-def has_plain_head(model: PreTrainedModel) -> bool:
-    """Return whether logits are the output embeddings times the last hidden state, and nothing else.
-
-    Tried on four tokens: some families scale or cap their logits after the head. For those the model makes
-    the logits, all at once.
-    """
-    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    if not isinstance(head, torch.nn.Linear):
-        return False
-    probe = torch.arange(4, device=head.weight.device)[None] % head.weight.shape[0]
-    with torch.no_grad():
-        logits = model(input_ids=probe, use_cache=False).logits
-        hidden = getattr(model.base_model(input_ids=probe, use_cache=False), "last_hidden_state", None)
-        return hidden is not None and torch.allclose(head(hidden), logits, rtol=1e-4, atol=1e-4)

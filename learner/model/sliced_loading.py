@@ -84,13 +84,13 @@ def small_model(config: PretrainedConfig, *, layers: int = 1) -> PreTrainedModel
     text = small.get_text_config()
     text.num_hidden_layers, text.vocab_size = layers, _PROBE_TOKENS
     text.pad_token_id = text.bos_token_id = text.eos_token_id = None
-    if getattr(text, "layer_types", None):
-        text.layer_types = text.layer_types[:layers]
     try:
+        if getattr(text, "layer_types", None):
+            text.layer_types = text.layer_types[:layers]
         model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             small, dtype=torch.float32, trust_remote_code=False
         )
-    except (ValueError, TypeError, KeyError, IndexError):
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
         return None
     random = torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -42,6 +42,9 @@ CASES: Final = {
     "tp, one micro-batch, the whole batch at once": Case(
         MeshSizes(1, 1, 4), objective="version_aware", settings={"micro_batch_tokens": 1 << 20}
     ),
+    "tp and dp_replicate, capped logits": Case(
+        MeshSizes(2, 1, 2), model="nanochat", settings=FEWER, layers=1
+    ),
     "tp and dp_shard, a head of its own, normalised queries": Case(
         MeshSizes(1, 2, 2),
         model="qwen3",

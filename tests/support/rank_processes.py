@@ -35,6 +35,8 @@ from transformers import (
     GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    NanoChatConfig,
+    NanoChatForCausalLM,
     PreTrainedModel,
     Qwen3Config,
     Qwen3ForCausalLM,
@@ -125,6 +127,8 @@ def tiny_model(kind: str, *, layers: int = 2) -> PreTrainedModel:
     elif kind == "granite":  # scales embeddings and logits
         sizes |= {"embedding_multiplier": 3.0, "logits_scaling": 2.0}
         model = GraniteForCausalLM(GraniteConfig(**sizes, tie_word_embeddings=True))
+    elif kind == "nanochat":  # caps logits
+        model = NanoChatForCausalLM(NanoChatConfig(**sizes, final_logit_softcapping=0.5))
     elif kind == "qwen3":
         model = Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=8, tie_word_embeddings=False))
     else:

@@ -1,7 +1,7 @@
 """A scoring model cut up over a mesh of ranks, by torch's own engines.
 
     matrices of layers          tensor parallelism, by transformers' plan for the family
-    embedding, head             slices of the vocabulary, where logits are the head times the hidden state
+    embedding, head             slices of the vocabulary, where the form of the logits is known
     every layer, and the rest   FSDP2, ``fully_shard``
 
 A stage of a pipeline has some of these (``stages``). A family without a plan that is known here gets FSDP2
@@ -85,8 +85,8 @@ def sliced_tokens(scorer: Scorer, *, tp: int) -> int:
     """Return the tokens of each slice of a whole model's embedding and head; 0: these are not sliced."""
     model = scorer.model
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    # A subclass may scale what it looks up, and a head that is not plain makes all logits at once.
-    if not scorer.has_plain_head or type(embedding) is not torch.nn.Embedding:
+    # A subclass may scale what it looks up, and without a form of the logits the head must be whole.
+    if scorer.logit_form is None or type(embedding) is not torch.nn.Embedding:
         return 0
     tokens = len(embedding.weight)
     return 0 if tokens % tp or len(head.weight) != tokens else tokens // tp

@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from learner.model.model import Policy, load_policy
-from learner.model.scorer import has_plain_head
 from node.errors import StartupError
 from support.tiny_model import make_tiny_model
 
@@ -150,28 +149,3 @@ def test_narrow_products_move_logprobs_a_little_and_keep_wide_gradients(model_di
     assert all(gradient.dtype == torch.float32 for gradient in got.values())
     assert not torch.equal(narrow, exact)
     torch.testing.assert_close(narrow, exact, rtol=0, atol=0.5)
-
-
-def test_a_model_that_caps_its_logits_is_asked_for_them() -> None:
-    config = Gemma2Config(
-        vocab_size=50,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        final_logit_softcapping=2.0,
-        initializer_range=0.5,
-    )
-    torch.manual_seed(0)
-    model = Gemma2ForCausalLM(config).double()
-    policy = Policy(model)
-    assert not has_plain_head(model)
-    tokens = torch.tensor([[5, 9, 3, 17]])
-    actual = policy.scorer(tokens[:, :-1], torch.arange(3), tokens[0, 1:], torch.full((3,), 2.0))
-    with torch.no_grad():
-        expected = torch.log_softmax(model(tokens).logits[0, :-1] / 2, -1).gather(-1, tokens[0, 1:, None])[
-            :, 0
-        ]
-    torch.testing.assert_close(actual.detach(), expected, rtol=1e-10, atol=1e-10)

@@ -1,5 +1,7 @@
 """Logprobs in chunks against the whole softmax at once, values and gradients."""
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, get_ident
 from typing import Any
 
 import pytest
@@ -7,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from learner.model.token_logprob import token_logprob
+from learner.model.logit_form import LogitForm
+from learner.model.token_logprob import Reduction, VocabularySlice, token_logprob
 
 TOKENS, WIDTH, VOCABULARY = 11, 6, 17
 
@@ -29,17 +32,29 @@ def made_up(dtype: torch.dtype, *, has_bias: bool) -> tuple[Tensor, Tensor, Tens
     )
 
 
+FORMS = [LogitForm(), LogitForm(scale=0.0625), LogitForm(cap=2.0), LogitForm(scale=3.0, cap=1.5)]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("chunk_logits", [1, VOCABULARY, 3 * VOCABULARY + 5, TOKENS * VOCABULARY, 1 << 20])
-def test_no_chunk_size_changes_values_or_gradients(chunk_logits: int, has_bias: bool) -> None:
+def test_no_chunk_size_changes_values_or_gradients(
+    chunk_logits: int, has_bias: bool, form: LogitForm
+) -> None:
     hidden, weight, bias, target, temperature = made_up(torch.float64, has_bias=has_bias)
     leaves = [leaf for leaf in (hidden, weight, bias) if leaf is not None]
     upstream = torch.linspace(-1, 2, TOKENS, dtype=torch.float64)
 
-    logits = torch.nn.functional.linear(hidden, weight, bias) / temperature[:, None]
+    logits = form.logits(torch.nn.functional.linear(hidden, weight, bias)) / temperature[:, None]
     expected = torch.log_softmax(logits, -1).gather(-1, target[:, None])[:, 0]
     actual = token_logprob(
-        hidden, weight, bias, target_ids=target, temperature=temperature, chunk_logits=chunk_logits
+        hidden,
+        weight,
+        bias,
+        target_ids=target,
+        temperature=temperature,
+        form=form,
+        chunk_logits=chunk_logits,
     )
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
     for one, other in zip(
@@ -48,6 +63,64 @@ def test_no_chunk_size_changes_values_or_gradients(chunk_logits: int, has_bias: 
         strict=True,
     ):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+class AllRanks:
+    """Exchanges with ranks that are threads of this process and come to each exchange together."""
+
+    def __init__(self, ranks: int) -> None:
+        self._meeting = Barrier(ranks, timeout=30)
+        self._given: dict[int, Tensor] = {}
+
+    def add_up(self, values: Tensor) -> None:
+        values.copy_(self._exchanged(values).sum(dim=0))
+
+    def take_largest(self, values: Tensor) -> None:
+        values.copy_(self._exchanged(values).amax(dim=0))
+
+    def _exchanged(self, values: Tensor) -> Tensor:
+        self._given[get_ident()] = values.clone()
+        self._meeting.wait()
+        given = torch.stack(list(self._given.values()))
+        self._meeting.wait()
+        return given
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("chunk_logits", [3 * VOCABULARY, 1 << 20])
+def test_ranks_with_slices_of_the_vocabulary_have_the_values_and_gradients_of_one(
+    chunk_logits: int, form: LogitForm
+) -> None:
+    hidden, weight, bias, target, temperature = made_up(torch.float64, has_bias=True)
+    assert bias is not None
+    weight, bias = weight[:16].detach().requires_grad_(), bias[:16].detach().requires_grad_()
+    target = target % 16
+    upstream = torch.linspace(-1, 2, TOKENS, dtype=torch.float64)
+
+    def with_gradients(slice_: VocabularySlice | None, rows: slice) -> tuple[Tensor, ...]:
+        own = [hidden.detach().requires_grad_()]
+        own += [one[rows].detach().requires_grad_() for one in (weight, bias)]
+        logprob = token_logprob(
+            *own,
+            target_ids=target,
+            temperature=temperature,
+            form=form,
+            vocabulary=slice_,
+            chunk_logits=chunk_logits,
+        )
+        return logprob.detach(), *torch.autograd.grad(logprob, own, upstream)
+
+    ranks: Reduction = AllRanks(2)
+
+    def of_rank(number: int) -> tuple[Tensor, ...]:
+        return with_gradients(VocabularySlice(8 * number, 8, ranks), slice(8 * number, 8 * number + 8))
+
+    logprob, to_hidden, to_weight, to_bias = with_gradients(None, slice(None))
+    with ThreadPoolExecutor(2) as pool:
+        for number, got in enumerate(pool.map(of_rank, range(2))):
+            rows = slice(8 * number, 8 * number + 8)
+            for one, other in zip(got, (logprob, to_hidden, to_weight[rows], to_bias[rows]), strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
 def test_no_tokens_have_no_logprobs_and_no_gradient() -> None:
@@ -107,8 +180,11 @@ class Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
+@pytest.mark.parametrize("form", [LogitForm(), LogitForm(cap=2.0)], ids=str)
 @pytest.mark.parametrize("vocabulary", [500, 4000])
-def test_no_more_logits_than_a_chunk_exist_at_once_whatever_the_vocabulary(vocabulary: int) -> None:
+def test_no_more_logits_than_a_chunk_exist_at_once_whatever_the_vocabulary(
+    vocabulary: int, form: LogitForm
+) -> None:
     tokens, chunk = 200, 8000
     hidden, weight = (
         torch.randn(tokens, 2, requires_grad=True),
@@ -117,7 +193,13 @@ def test_no_more_logits_than_a_chunk_exist_at_once_whatever_the_vocabulary(vocab
     target = torch.randint(vocabulary, (tokens,))
     with Watched() as watched:
         logprob = token_logprob(
-            hidden, weight, None, target_ids=target, temperature=torch.ones(tokens), chunk_logits=chunk
+            hidden,
+            weight,
+            None,
+            target_ids=target,
+            temperature=torch.ones(tokens),
+            form=form,
+            chunk_logits=chunk,
         )
         torch.autograd.grad(logprob.sum(), [hidden, weight])
     assert watched.most_elements == max(chunk, weight.numel())
