@@ -85,13 +85,13 @@ def submission(accounts: Accounts, request: Submission, *, now: float) -> Decisi
         assert request.answer is not None, "the coordinator alone reads what is held out"
         asked = accounts.evaluations.work(work)
         problem = objection(
-            header, slot, asked, learner, accounts.has_published, is_confirmed=is_confirmed
+            header, slot, asked, learner, accounts.has_been_made, is_confirmed=is_confirmed
         ) or _of_other_version(header, version=version_and_place(slot.number)[0])
         if problem is not None:
             return answer(*problem, _spent(accounts, parsed, sampler_id, problem[0], now=now))
         stores = _spooled(accounts, parsed, stored, answer=request.answer, now=now)
         return answer(Verdict.SPOOLED, "", stores)
-    problem = objection(header, slot, work, learner, accounts.has_published, is_confirmed=is_confirmed)
+    problem = objection(header, slot, work, learner, accounts.has_been_made, is_confirmed=is_confirmed)
     if problem is not None:
         verdict, detail = problem
         # Options change at the coordinator: who sampled by the old ones, as leased, has done nothing wrong.
