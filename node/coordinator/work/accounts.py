@@ -239,10 +239,7 @@ class Accounts:
         )
 
     def has_been_made(self, version: int) -> bool:
-        """Whether there is a version, by the learner's word, or because it was announced.
-
-        What the learner made and never published it alone knows: it refuses groups that name it.
-        """
+        """Whether there is a version; which of them were never published is for the learner to say."""
         newest = 0 if self.learner is None else self.learner.version
         return version <= newest or version in self.versions or self.is_on_offer(version)
 
@@ -253,7 +250,7 @@ class Accounts:
 
     def held(self, sampler_id: str) -> int:
         """Count the leases of a sampler, those on held-out prompts included."""
-        return sum(self.slots.open.running(sampler_id, kind) for kind in SlotKind)
+        return self.slots.open.running(sampler_id) + self.slots.open.running(sampler_id, SlotKind.HELD_OUT)
 
     def held_out_bytes(self) -> int:
         """Return the size of the held-out prompts' groups that do not count yet."""
@@ -263,7 +260,7 @@ class Accounts:
         counts = self.slots.counts()
         return Load(
             running_groups=counts[SlotState.LEASED],
-            untrained_groups=sum(counts[state] for state in UNTRAINED),
+            untrained_groups=len(self.slots.open.untrained),
             ungraded_groups=counts[SlotState.UNGRADED],
             untrained_bytes=self.spooled.untrained_bytes,
             trained_groups=counts[SlotState.TRAINED],
