@@ -26,7 +26,7 @@ from learner.joined_coordinator import join
 from learner.metrics import Instruments
 from learner.publishing.earlier_versions import EarlierVersions
 from learner.publishing.further_artifacts import FurtherArtifacts
-from learner.publishing.kept_versions import KeptVersions, Wanted
+from learner.publishing.kept_versions import KeptVersions, Wanted, was_skipped
 from learner.publishing.publisher import Publisher
 from learner.publishing.spaced_versions import Spacing
 from learner.publishing.version_scorer import VersionScorer
@@ -113,6 +113,7 @@ async def build(context: RoleContext) -> list[Service]:
         step_log=restored.step_log,
         on_step=on_step,
         earlier=earlier,
+        was_skipped=lambda version: was_skipped(version, restored.store),
         instruments=instruments,
     )
     publisher = _publisher(context, config, restored, coordinator.membership, instruments)

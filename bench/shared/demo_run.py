@@ -111,6 +111,9 @@ def kept_below(directory: str | None, name: str, measure_all: Callable[[Path], A
     root = Path(directory or tempfile.mkdtemp(prefix=f"heterorl-{name}-"))
     try:
         return 0 if asyncio.run(measured(root)) else 1
+    except asyncio.CancelledError:
+        print(f"stopped by a signal; every process has ended, logs are below {root}", file=sys.stderr)
+        return 1
     except (ChildError, TimeoutError) as error:
         print(f"a run failed: {error or 'too slow'}; logs are below {root}", file=sys.stderr)
         return 1

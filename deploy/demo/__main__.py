@@ -63,9 +63,6 @@ def main() -> int:
 
 
 async def _run(plan: Plan, directory: RunDirectory, console: Console) -> summary.Outcome:
-    this = asyncio.current_task()
-    assert this is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
     began_s = time.monotonic()
     with View(
         console, goal=str(plan.versions), samplers=SAMPLERS, began_s=began_s, line_every_s=LINE_EVERY_S

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -63,9 +62,6 @@ async def real_run(plan: Plan, directory: RunDirectory, console: Console) -> Out
     Raises:
         ChildError: a process did not start, ended, or the learner made no step for STALL_S.
     """
-    this = asyncio.current_task()
-    assert this is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
     settings = settings_of((plan.recipe / "coordinator.toml", plan.task_file))
     data = settings.data
     write = WRITERS.get(plan.task_file)

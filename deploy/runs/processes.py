@@ -18,6 +18,9 @@ STOP_TIMEOUT_S: Final = 30.0
 ABANDON_TIMEOUT_S: Final = 5.0
 """For a drain after the run was aborted."""
 
+_ASKS_TO_END: Final = (signal.SIGTERM, signal.SIGHUP)
+"""Ctrl-C cancels the main task by itself."""
+
 _TAIL_BYTES: Final = 4000
 
 T = TypeVar("T")
@@ -40,7 +43,10 @@ class _Child:
 
 
 class Children:
-    """The children by name. Leaving the context ends those still running."""
+    """The children by name. Leaving the context ends those still running.
+
+    A signal that asks this process to end cancels the task that entered, so that no child outlives it.
+    """
 
     def __init__(
         self,
@@ -59,6 +65,10 @@ class Children:
         """How often each child was started."""
 
     async def __aenter__(self) -> Self:
+        this = asyncio.current_task()
+        assert this is not None
+        for number in _ASKS_TO_END:
+            asyncio.get_running_loop().add_signal_handler(number, this.cancel)
         return self
 
     async def __aexit__(
@@ -72,6 +82,8 @@ class Children:
         finally:
             for child in self._children.values():
                 _signal(child, signal.SIGKILL)
+            for number in _ASKS_TO_END:
+                asyncio.get_running_loop().remove_signal_handler(number)
 
     async def run(self, name: str, *arguments: str, python: str | None = None) -> str:
         """Run ``python -m <arguments>`` to its end; return its standard output.

@@ -47,6 +47,8 @@ class GroupRules:
     max_staleness_versions: int
     objection: Callable[[RolloutGroup], str | None] = lambda _: None
     """Returns why no policy of the run's kind can have made a group."""
+    was_skipped: Callable[[int], bool] = lambda _: False
+    """Whether a version that the learner has made was never published."""
 
 
 def judge(
@@ -131,6 +133,11 @@ def _foreign(group: RolloutGroup, rules: GroupRules, version: int) -> str | None
         return f"tokenizer digest {theirs} is not the learner's {ours}"
     if group.newest_version > version:
         return f"version {group.newest_version} does not exist yet, the learner is at {version}"
+    skipped = [
+        version for version in (group.oldest_version, group.newest_version) if rules.was_skipped(version)
+    ]
+    if skipped:
+        return f"version {skipped[0]} was never published"
     if group.is_renormalised and any(c.kept_mass is None for c in group.completions):
         return (
             f"{group.sampling.truncation}, and the group does not say what mass was kept: every weight would "

@@ -23,7 +23,7 @@ from node.weights.assembly.stored import rebuild_frame
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import SIGNATURE_BYTES, Manifest, parse
-from node.weights.planning.cheapest_chain import newest_reachable, plan_fresh
+from node.weights.planning.cheapest_chain import PUBLIC_VERSION, newest_reachable, plan_fresh
 from node.weights.store.artifact_store import ArtifactStore
 
 logger = logging.getLogger(__name__)
@@ -75,6 +75,21 @@ class KeptVersions:
         spaced = self._spacing.chosen({*keyframes, max(led_to)}) if led_to else frozenset()
         before = frozenset[int]() if said.is_all else self._store.pinned
         self._store.pin((wanted | spaced | before) & led_to)
+
+
+def was_skipped(version: int, store: ArtifactStore) -> bool:
+    """Whether a version was made and not published, as far as the store still tells.
+
+    Nobody can have drawn from it. The store has every version since the oldest keyframe that it announces; an
+    empty one was lost.
+    """
+    announced = store.announcement()
+    if announced is None:
+        return False
+    keys = [artifact.key for artifact in announced.artifacts]
+    oldest = min((key.version for key in keys if key.is_keyframe), default=PUBLIC_VERSION)
+    # A damaged one is not announced until it is mended.
+    return version > oldest and all(key.version != version for key in (*keys, *store.retained()))
 
 
 def published_versions(state: Path) -> list[int]:

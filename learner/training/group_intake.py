@@ -43,7 +43,13 @@ class _Judged:
     """Whether its sampler is to be quarantined for copies, of which this is one."""
 
 
-def group_rules(run: RunSettings, state: TrainingState, coordinator: Coordinator) -> GroupRules:
+def group_rules(
+    run: RunSettings,
+    state: TrainingState,
+    coordinator: Coordinator,
+    *,
+    was_skipped: Callable[[int], bool],
+) -> GroupRules:
     """Return what groups of the run are judged by.
 
     Raises:
@@ -63,6 +69,7 @@ def group_rules(run: RunSettings, state: TrainingState, coordinator: Coordinator
         vocabulary_size=policy.vocabulary_size,
         context_tokens=policy.scorer.context_tokens,
         objection=policy.scorer.objection,
+        was_skipped=was_skipped,
         group_size=run.group_size,
         max_staleness_versions=run.max_staleness_versions,
     )

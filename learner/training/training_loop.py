@@ -44,6 +44,7 @@ class TrainingLoop:
         step_log: StepLog,
         on_step: OnStep,
         earlier: VersionStager,
+        was_skipped: Callable[[int], bool],
         instruments: Instruments,
     ) -> None:
         """Continue from where ``training_state`` was restored to.
@@ -51,6 +52,7 @@ class TrainingLoop:
         Args:
             buffer: in which ``drain`` puts what it receives.
             earlier: versions that an operator may order a rollback to.
+            was_skipped: returns whether a version was made and never published.
         """
         self._state = training_state
         self._coordinator = coordinator
@@ -60,6 +62,7 @@ class TrainingLoop:
         self._step_log = step_log
         self._on_step = on_step
         self._earlier = earlier
+        self._was_skipped = was_skipped
         self._instruments = instruments
         self._node_metrics = instruments.node_metrics
 
@@ -86,7 +89,7 @@ class TrainingLoop:
         checkpoints = CheckpointWriter(state, instruments, training=thread, stopping=stopping)
         intake = GroupIntake(
             self._buffer,
-            group_rules(run, state, self._coordinator),
+            group_rules(run, state, self._coordinator, was_skipped=self._was_skipped),
             state=state,
             drain=drain,
             evidence=self._evidence,

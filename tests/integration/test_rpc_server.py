@@ -1,12 +1,14 @@
 """Where the server may listen, and how it stops."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc.aio
 import pytest
+from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
 from node.errors import Reason, RefusedError, StartupError
@@ -165,3 +167,13 @@ async def test_every_channel_is_a_connection_of_its_own(made: MadeRun) -> None:
             await invoke(channel, MANIFEST)
     assert connections[0] != connections[1]
     assert connections[0] == connections[2]
+
+
+async def test_a_caller_that_goes_while_it_is_answered_leaves_no_error_in_the_log(
+    made: MadeRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = logging.getLogger("grpc._cython.cygrpc")
+    async with serving(made, every_service):
+        for error in (cygrpc.ExecuteBatchError("it has gone"), ValueError("our own fault")):
+            log.error("raised by a servicer method", exc_info=error)
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["our own fault"]

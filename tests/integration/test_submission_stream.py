@@ -301,3 +301,13 @@ async def test_a_group_that_is_given_up_before_it_is_written_does_not_get_the_an
     for name, each in zip("cd", found, strict=True):
         assert isinstance(each, ConnectionLost) or each == (Verdict.SPOOLED, name)
     assert again == [(Verdict.SPOOLED, "c"), (Verdict.SPOOLED, "d")]
+
+
+async def test_a_stream_that_is_dropped_between_two_groups_leaves_no_task_behind(made: MadeRun) -> None:
+    """A task that nobody holds is destroyed while it waits, which asyncio logs as an error."""
+    hub = Hub()
+    async with submitting(made, hub) as stream:
+        for name in ("a", "b"):
+            assert await outcomes(submitted(stream, name)) == [(Verdict.SPOOLED, name)]
+            await until(lambda: not any("_read" in repr(task.get_coro()) for task in asyncio.all_tasks()))
+    assert hub.streams == [["a", "b"]]

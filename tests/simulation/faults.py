@@ -54,6 +54,8 @@ class FaultKind(enum.StrEnum):
     REPLAYS = "a stranger submits each of its groups again and again"
     LIES = "a stranger submits groups with wrong headers"
     FLOODS = "a stranger sends hundreds of requests at once"
+    TAKEN_OVER = "another coordinator takes over, and has none of the versions"
+    RESTORED = "the coordinator's machine is lost: an older ledger goes on, and the loss is accepted"
     VERIFIER_KILLED = "a verifier is killed"
     VERIFIERS_AWAY = "both verifiers are away"
 
@@ -74,6 +76,10 @@ _OF_SAMPLER = frozenset(
         K.QUARANTINED,
     }
 )
+_OF_STORES = (K.TAKEN_OVER, K.RESTORED)
+LOSING_PART = 0.3
+"""Part of the runs in which what was announced is lost with a coordinator: drawn by itself."""
+
 _OF_VERIFIERS = (K.VERIFIER_KILLED, K.VERIFIERS_AWAY)
 """Drawn by themselves, where verifiers grade."""
 
@@ -82,6 +88,7 @@ _OF_PEER = frozenset({K.CUT, K.LOSSY, K.REPEATED, K.FAR})
 _LASTING_S = {
     K.COORDINATOR_KILLED: (0.5, 6.0),
     K.COORDINATOR_STOPPED: (0.5, 6.0),
+    K.TAKEN_OVER: (0.2, 8.0),
     K.TASK_CHANGED: (0.5, 5.0),
     K.GROUP_DAMAGED: (0.5, 5.0),
     K.KILLED_BEFORE_COMMIT: (0.5, 5.0),
@@ -172,12 +179,15 @@ def draw_plan(seed: int) -> Plan:
         evaluates_every_versions=draw.choice((0, 0, 4)),
         faults=(),
     )
-    kinds = tuple(kind for kind in FaultKind if kind not in _OF_VERIFIERS)
+    kinds = tuple(kind for kind in FaultKind if kind not in (*_OF_VERIFIERS, *_OF_STORES))
     faults = [_drawn(draw.choice(kinds), plan, draw) for _ in range(draw.choice((1, 2, 3, 5)))]
     of_verifiers = random.Random(f"verifiers/{seed}")
     if of_verifiers.random() < GRADED_PART:
         plan = replace(plan, verifiers_grade=True, evaluates_every_versions=0)
         faults += [_drawn(kind, plan, of_verifiers) for kind in _OF_VERIFIERS if of_verifiers.random() < 0.5]
+    of_stores = random.Random(f"stores/{seed}")
+    if of_stores.random() < LOSING_PART:
+        faults.append(_drawn(of_stores.choice(_OF_STORES), plan, of_stores))
     return plan.with_faults(tuple(sorted(faults, key=lambda f: f.at_s)))
 
 

@@ -48,8 +48,10 @@ from node.telemetry.own_faults import OwnFaults
 from node.values.groups.failure import FailedLease
 from node.values.groups.rollout import EncodedGroup, GroupHeader, LeaseGrant, RolloutGroup
 from node.values.groups.sampling_parameters import SamplingParameters
+from node.values.groups.verdict import Verdict
 from node.values.policy import NO_BASE, Announcement, Artifact, ArtifactKey, BaseModel, PolicyVersion
 from node.values.run import Role
+from node.weights.planning.cheapest_chain import newest_reachable
 from node.wire.rollouts import finding_from_wire
 from simulation.disks import DiedError, SimulatedDisk, SimulatedLedger
 from simulation.faults import Plan
@@ -65,7 +67,7 @@ HELD_OUT_PROMPTS = 3
 SILENT_AFTER_S = 8.0
 HEARTBEAT_S = 2.0
 PROMPT_RETRY_S = 40.0
-KEYFRAME_EVERY_VERSIONS = 8
+KEYFRAME_EVERY_VERSIONS = 3
 KEPT_KEYFRAMES = 2
 
 
@@ -108,18 +110,26 @@ def terms_of(plan: Plan, task_digest: bytes) -> RunTerms:
 
 @dataclass(slots=True)
 class Shelf:
-    """Policy versions that were uploaded; on the coordinator's disk, whole artifacts only."""
+    """Policy versions on the disk of the learner, or of a coordinator; whole artifacts only."""
 
     artifacts: dict[ArtifactKey, Artifact] = field(default_factory=dict)
     head_number: int = 0
 
-    def put(self, version: int, base: int, *, epoch: int) -> None:
-        keys = [ArtifactKey(version, base)]
+    def publish(self, version: int) -> None:
+        """Put in a version as a delta from the one before, and now and then as a keyframe."""
+        base = self.head_number
+        self.take(Artifact(ArtifactKey(version, base), 20_000 * (version - base)))
         if version // KEYFRAME_EVERY_VERSIONS != base // KEYFRAME_EVERY_VERSIONS:
-            keys.append(ArtifactKey(version, NO_BASE))
-        for key in keys:
-            self.artifacts[key] = Artifact(key, 1_000_000 if key.is_keyframe else 20_000 * (version - base))
-        self.head_number = max(self.head_number, version)
+            self.add_keyframe()
+
+    def add_keyframe(self) -> None:
+        """Put in the head as a keyframe, too."""
+        self.take(Artifact(ArtifactKey(self.head_number, NO_BASE), 1_000_000))
+
+    def take(self, artifact: Artifact) -> None:
+        """Put in an artifact, and forget what is older than the oldest of the keyframes kept."""
+        self.artifacts[artifact.key] = artifact
+        self.head_number = max(self.head_number, newest_reachable(self.artifacts.values()) or 0)
         keyframes = sorted(key.version for key in self.artifacts if key.is_keyframe)
         if len(keyframes) > KEPT_KEYFRAMES:
             oldest = keyframes[-KEPT_KEYFRAMES]
@@ -131,6 +141,9 @@ class Shelf:
             return None
         head = PolicyVersion(self.head_number, root_of(self.head_number))
         return Announcement(head, 1, 0.0, tuple(self.artifacts.values()))
+
+    def retained(self) -> tuple[ArtifactKey, ...]:
+        return tuple(self.artifacts)
 
     def manifest(self, key: ArtifactKey) -> "_Manifest":
         return _Manifest(PolicyVersion(key.version, root_of(key.version)))
@@ -161,14 +174,25 @@ class WatchedLedger(RunLedger):
 
 @dataclass
 class WatchedDoor(Door):
-    """Says what was leased to whom, by whatever way."""
+    """Says what was leased to whom, by whatever way, and what was said against a group."""
 
     granted: Callable[[str, LeaseGrant], None] = field(kw_only=True)
+    objected: Callable[[Submission, str], None] = field(kw_only=True)
 
     async def lease(self, peer: Peer, request: LeaseRequest) -> LeaseGrant:
         grant = await Door.lease(self, peer, request)
         self.granted(peer.node_id, grant)
         return grant
+
+    async def submit(self, request: Submission) -> Submitted:
+        try:
+            submitted = await Door.submit(self, request)
+        except RefusedError as refused:
+            self.objected(request, str(refused))
+            raise
+        if submitted.verdict is Verdict.FOREIGN:
+            self.objected(request, submitted.detail)
+        return submitted
 
 
 class Hub:
@@ -186,6 +210,7 @@ class Hub:
         reached: Counter[str],
         settled: Callable[["Hub", Exception | None], None],
         granted: Callable[["Hub", str, LeaseGrant], None],
+        objected: Callable[["Hub", Submission, str], None],
     ) -> None:
         self.process = process
         self.shelf = shelf
@@ -234,6 +259,7 @@ class Hub:
             self.revocations,
             clock,
             granted=lambda sampler_id, grant: granted(self, sampler_id, grant),
+            objected=lambda request, what: objected(self, request, what),
         )
         self.checking = checking = RewardChecking(
             self.run_ledger, self.learners, rows=None, metrics=instruments, clock=clock
@@ -302,9 +328,9 @@ class Hub:
             header = self._headers[key] = group.header
         return header
 
-    async def upload(self, version: int, base: int, epoch: int) -> None:
+    async def upload(self, artifact: Artifact) -> None:
         """Take an artifact of the learner's; it is on disk on return."""
-        self.shelf.put(version, base, epoch=epoch)
+        self.shelf.take(artifact)
 
     async def serve_drain(
         self, hello: Hello, said: Stream[Any], told: Stream[Any], *, opened: Callable[[Hello], None]
@@ -374,6 +400,11 @@ class Hub:
     def _check_not_revoked(self, node_id: str) -> None:
         if self.revocations.is_revoked(node_id):
             raise RefusedError(Reason.REVOKED, f"{node_id} was revoked", is_remote=True)
+
+
+async def announcement(hub: Hub) -> Announcement | None:
+    """Return what a coordinator announces."""
+    return hub.shelf.announcement()
 
 
 def peer_of(node_id: str, role: Role) -> Peer:

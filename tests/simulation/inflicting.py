@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from node.coordinator.work.slots.slot import group_id
-from node.errors import RefusedError
+from node.errors import RefusedError, StartupError
 from node.values.operator_order import EVERYBODY, PARDON, REVOKE, Order
 from simulation.faults import STRANGERS, Fault, K
 from simulation.hub import Hub
@@ -23,6 +23,9 @@ VERIFIERS = ("verifier-1", "verifier-2")
 """Where verifiers grade."""
 
 LARGEST_JUMP_S = 3600.0
+
+TAKEOVER_LOOKS, TAKEOVER_LOOK_S = 100, 0.1
+"""For the worst moment."""
 
 DIED_IN_COMMIT = {
     K.KILLED_BEFORE_COMMIT,
@@ -184,6 +187,12 @@ class Inflictor:
         match fault.kind:
             case K.COORDINATOR_KILLED:
                 return _nothing if self._world.kill_hub("is killed") else None
+            case K.TAKEN_OVER if hub is not None:
+                hub.process.spawn(self._take_over(hub))
+                return _nothing
+            case K.RESTORED if hub is not None:
+                with contextlib.suppress(StartupError):  # a group in it is damaged: there is no whole copy
+                    return partial(self._world.restore, self._world.back_up())
             case K.COORDINATOR_STOPPED if hub is not None:
                 hub.process.spawn(self._stop(hub))
                 return _nothing
@@ -210,6 +219,17 @@ class Inflictor:
             case K.GROUP_DAMAGED if hub is not None:
                 return _nothing if self._damage(hub) and self._world.kill_hub("is killed") else None
         return None
+
+    async def _take_over(self, hub: Hub) -> None:
+        """Let another coordinator take over; if possible, while a sampler holds a version not logged yet."""
+        for _ in range(TAKEOVER_LOOKS):
+            held = {sampler.policy.held.number for sampler in self._world.samplers.values()}
+            if any(version and version not in hub.accounts.versions for version in held):
+                break
+            await asyncio.sleep(TAKEOVER_LOOK_S)
+        if hub is self._world.hub:
+            self._world.lose_versions()
+            self._world.kill_hub("is lost with its machine; another takes over")
 
     async def _stop(self, hub: Hub) -> None:
         await hub.door.close()

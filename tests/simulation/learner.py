@@ -16,6 +16,7 @@ from typing import Any
 from learner.intake.batch_buffer import BatchBuffer
 from learner.intake.group_verdict import GroupRules, judge
 from learner.intake.trained_slots import TrainedSlots
+from learner.publishing.kept_versions import was_skipped
 from node.clients.rollouts.outstanding_rollouts import OutstandingRollouts
 from node.coordinator.fleet.peer_reports import HeartbeatReport, LearnerReport
 from node.coordinator.streams.learner_stream import Quarantines
@@ -26,10 +27,11 @@ from node.rpc.call_ends import ConnectionLost
 from node.system.backoff import Backoff
 from node.values.groups.rollout import EncodedGroup, RolloutGroup
 from node.values.groups.verdict import GroupVerdict, Verdict
-from node.values.policy import PolicyVersion
+from node.values.policy import Announcement, PolicyVersion
 from node.values.run import Role, StepRecord
+from node.weights.planning.cheapest_chain import plan_upload
 from simulation.faults import Plan
-from simulation.hub import LAYOUT, RUN_ID, TOKENIZER, Hub, peer_of, root_of
+from simulation.hub import LAYOUT, RUN_ID, TOKENIZER, Hub, Shelf, announcement, peer_of, root_of
 from simulation.network import Network, Stream, call
 from simulation.reached import NamedWaits
 from simulation.virtual_loop import Clock, Process
@@ -38,6 +40,8 @@ from simulation.witness import Witness
 VOCABULARY = 100
 CONTEXT_TOKENS = 63
 HEARTBEAT_S = 2.0
+LOOK_S = 1.0
+"""How late it notices that a coordinator lacks versions."""
 RULES = dict(
     run_id=RUN_ID,
     layout_digest=LAYOUT,
@@ -55,7 +59,8 @@ class LearnerDisk:
     epoch: int = 0
     journal: list[tuple[StepRecord, int]] = field(default_factory=list)
     """Steps, each with the newest version that had been acknowledged by then."""
-    published: int = 0
+    shelf: Shelf = field(default_factory=Shelf)
+    """The versions that were published."""
     is_full: bool = False
     dies_in_step: bool = False
 
@@ -107,7 +112,12 @@ class SimulatedLearner:
         self._buffer = BatchBuffer(
             capacity_groups=plan.buffer_groups,
         )
-        self._rules = GroupRules(**RULES, max_staleness_versions=plan.max_staleness_versions)  # type: ignore[arg-type]
+        store: Any = disk.shelf
+        self._rules = GroupRules(
+            **RULES,  # type: ignore[arg-type]
+            max_staleness_versions=plan.max_staleness_versions,
+            was_skipped=lambda version: was_skipped(version, store),
+        )
         self._sampler_of: dict[str, str] = {}
         """By group, as delivered."""
         self._task_digest: bytes | None = None
@@ -290,22 +300,36 @@ class SimulatedLearner:
         self._stepped.set()
 
     async def _publish(self) -> None:
-        """Upload the newest version, as a delta on the one published last; those in between are skipped."""
-        backoff = Backoff(self._draw.random)
+        """Publish the newest version; those in between are skipped. Then upload what the hub lacks of all."""
+        backoff, shelf = Backoff(self._draw.random), self._disk.shelf
         while True:
-            if self.version <= self._disk.published:
-                self._stepped.clear()
-                await self._stepped.wait()
-                continue
-            version, base = self.version, self._disk.published
-            await asyncio.sleep(0.2 * self._draw.random())
+            self._stepped.clear()
+            if (version := self.version) > shelf.head_number:
+                await asyncio.sleep(0.2 * self._draw.random())
+                shelf.publish(version)
             try:
-                await self._call(lambda hub: hub.upload(version, base, self._disk.epoch))  # noqa: B023 - awaited
+                has_uploaded = await self._upload_next()
+                backoff.reset()
             except (ConnectionLost, RefusedError):
                 await backoff.wait()
                 continue
-            backoff.reset()
-            self._disk.published = version
+            if not has_uploaded:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_S):
+                        await self._stepped.wait()
+
+    async def _upload_next(self) -> bool:
+        """Upload what the hub lacks most; return whether it lacked something."""
+        announced: Announcement | None = await self._call(announcement)
+        there, shelf = () if announced is None else announced.artifacts, self._disk.shelf
+        if (
+            shelf.head_number and not there
+        ):  # which began anew: at worst a keyframe is due, and all that it gets
+            shelf.add_keyframe()
+        lacks = plan_upload(shelf.artifacts.values(), remote=there, head=shelf.head_number)
+        if lacks:
+            await self._call(lambda hub: hub.upload(lacks[0]))
+        return bool(lacks)
 
     async def _send_heartbeats(self) -> None:
         backoff = Backoff(self._draw.random)

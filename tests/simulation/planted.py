@@ -138,6 +138,10 @@ async def _acknowledges_unwritten(self: LearnerStreams, stream: Any, said: Any) 
 _hear = LearnerStreams.hear
 
 
+def _knows_what_is_announced(self: Accounts, version: int) -> bool:
+    return version == 0 or version in self.versions or self.is_on_offer(version)
+
+
 PLANTED = (
     Planted("anybody may submit for anybody's lease", _patched(SlotTable, "claim", _claim_of_anybody)),
     Planted(
@@ -164,5 +168,9 @@ PLANTED = (
     Planted(
         "a step is acknowledged before it is written",
         _patched(LearnerStreams, "hear", _acknowledges_unwritten),
+    ),
+    Planted(
+        "a coordinator knows no version but those that it finds announced",
+        _patched(Accounts, "has_been_made", _knows_what_is_announced),
     ),
 )

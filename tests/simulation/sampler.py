@@ -26,7 +26,7 @@ from sampler.rollouts.leasing import Leasing
 from sampler.rollouts.work_queue import NOT_GENERATED, JobState, WorkQueue
 from sampler.served_policy import Command, Event, ServedPolicy
 from simulation.faults import Plan
-from simulation.hub import LAYOUT, RUN_ID, TOKENIZER, Hub, peer_of, root_of
+from simulation.hub import LAYOUT, RUN_ID, TOKENIZER, Hub, announcement, peer_of, root_of
 from simulation.network import Network, call
 from simulation.reached import NamedWaits
 from simulation.virtual_loop import Clock, Process
@@ -243,7 +243,7 @@ class SimulatedSampler:
             if self.policy.command(now=now) is not Command.LOOK:
                 continue
             try:
-                announced = await self._call(_announcement)
+                announced = await self._call(announcement)
             except (ConnectionLost, RefusedError):
                 continue
             if announced is None or announced.head.number <= self.policy.held.number:
@@ -262,10 +262,6 @@ class SimulatedSampler:
                 await asyncio.sleep(0.5)
             self._witness.held(self.name, self.instance, head.number)
             self.policy.hold(head, now=self.process.loop.time())
-
-
-async def _announcement(hub: Hub) -> Any:
-    return hub.shelf.announcement()
 
 
 def make_group(

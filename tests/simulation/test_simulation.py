@@ -42,6 +42,17 @@ def test_a_run_goes_on_after_the_coordinators_clock_was_set_back_and_a_sampler_d
     assert not outcome.violations, told(outcome)
 
 
+@pytest.mark.parametrize("kind", [FaultKind.TAKEN_OVER, FaultKind.RESTORED])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_run_goes_on_after_all_that_was_announced_was_lost_with_its_coordinator(
+    kind: FaultKind, seed: int
+) -> None:
+    plan = replace(draw_plan(seed), faults=(Fault(kind, at_s=12.0 + seed, for_s=4.0),))
+    outcome = simulate(plan)
+    assert not outcome.violations, told(outcome)
+    assert outcome.reached[f"fault: {kind}"]
+
+
 def test_plans_draw_every_kind_of_fault() -> None:
     drawn = {fault.kind for seed in range(200) for fault in draw_plan(seed).faults}
     assert drawn == set(FaultKind)

@@ -9,11 +9,13 @@ whose accounts and ledger it reads.
     back         versions, steps and epochs never go back, whatever is restarted
     accounts     what is in memory is what the ledger adds up to
     bounds       leases and spooled groups stay within their bounds
+    versions     no group is refused or put off for a version that the learner has published
     waits        whoever gets less than asked for is told why; once faults end, the run goes on and nobody is
                  left without work
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +25,7 @@ from node.coordinator.ledger.ledger_check import examine
 from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.decisions.step_history import Hello
+from node.coordinator.work.decisions.submitted_groups import Submission
 from node.coordinator.work.samplers.sampler_standing import NEWCOMER_LEASES
 from node.coordinator.work.samplers.standings import ALL_NEWCOMERS_PART
 from node.coordinator.work.slots.slot import (
@@ -34,7 +37,7 @@ from node.coordinator.work.slots.slot import (
     slot_and_attempt,
 )
 from node.values.groups.failure import Failure
-from node.values.groups.rollout import LeaseGrant, LeasePurpose, RolloutGroup
+from node.values.groups.rollout import GroupHeader, LeaseGrant, LeasePurpose, RolloutGroup
 from node.values.groups.verdict import GroupVerdict, Verdict
 from node.values.policy import PolicyVersion
 from node.values.run import StepRecord
@@ -43,6 +46,8 @@ from simulation.virtual_loop import VirtualLoop
 
 if TYPE_CHECKING:
     from simulation.hub import Hub
+
+_VERSION = re.compile(r"version (\d+)\b")
 
 LATE_S = 5.0
 """How much later than due an expiry may be noticed, at most."""
@@ -71,6 +76,7 @@ class Witness:
     _acknowledged: int = 0
     _newest: tuple[int, int, int] = (0, 0, 0)
     """Epoch, version and last step that the coordinator knew of."""
+    _has_lost_versions: bool = False
     _heads: dict[str, int] = field(default_factory=dict)
     _held: dict[str, int] = field(default_factory=dict)
     _commits: int = 0
@@ -118,7 +124,7 @@ class Witness:
 
     def heard_head(self, name: str, head: PolicyVersion | None) -> None:
         number = 0 if head is None else head.number
-        if number < self._heads.get(name, 0):
+        if number < self._heads.get(name, 0) and not self._has_lost_versions:
             self.violated(f"{name} is told of head {number} after {self._heads[name]}")
         self._heads[name] = number
 
@@ -137,6 +143,8 @@ class Witness:
         self.reached[f"judged: {judged.verdict}"] += 1
         if judged.verdict is Verdict.DUPLICATE and not self._is_needless(judged.group_id):
             self.violated(f"group {judged.group_id} was delivered after it was trained on")
+        if group is not None and judged.verdict is Verdict.FOREIGN:
+            self.violated(f"group {judged.group_id} was refused by the learner: {judged.detail}")
         if judged.verdict is not Verdict.ACCEPTED:
             self._excused[judged.group_id] = f"judged {judged.verdict}"
 
@@ -165,6 +173,10 @@ class Witness:
                 self.violated(f"group {group.group_id} of {sampler_id} was leased to somebody else")
             self._trained[slot] = group.group_id
 
+    def versions_lost(self) -> None:
+        """Note that a coordinator begins without versions: it tells of older heads at first."""
+        self._has_lost_versions = True
+
     def excuse(self, name: str, why: str) -> None:
         self._excused[name] = why
 
@@ -184,6 +196,23 @@ class Witness:
         """Compare what a new life of the coordinator found with what anybody was told."""
         self._check_all(hub, "after a start")
         self._renew_terms(hub)
+
+    def loss_accepted(self, hub: "Hub") -> None:
+        """Forget what was told that an older ledger does not hold: an operator has accepted its loss."""
+        settled = (SlotState.TRAINED, SlotState.UNINFORMATIVE)
+        self._safe = {name: who for name, who in self._safe.items() if self._state(hub, name) in settled}
+        # An evaluation that was lost is held again, under the same ids.
+        self._granted = {name: who for name, who in self._granted.items() if not is_held_out(name)}
+        self._acknowledged, self._newest = 0, (0, 0, 0)
+
+    def objected(self, hub: "Hub", request: Submission, what: str) -> None:
+        """Check that no group is refused or put off for a version that there is, once the learner has said
+        which there are."""
+        named, header = {int(number) for number in _VERSION.findall(what)}, request.header
+        if not named or not isinstance(header, GroupHeader) or not hub.accounts.is_confirmed:
+            return
+        if named <= {header.oldest_version, header.newest_version} and max(named) <= len(self.history):
+            self.violated(f"group {header.group_id} of a version that there is was not taken: {what}")
 
     def settled(self, hub: "Hub") -> None:
         """Compare memory and ledger after a commit, or after one that failed."""
@@ -207,6 +236,11 @@ class Witness:
         for name, sampler_id in self._safe.items():
             if (what := self._fate(hub, name)) is not None:
                 self.violated(f"group {name} of {sampler_id} is lost: it was taken in, and {what}")
+
+    def _state(self, hub: "Hub", name: str) -> str | None:
+        number, _ = slot_and_attempt(name)
+        row = hub.ledger._connection.execute("SELECT state FROM slots WHERE number = ?", [number]).fetchone()
+        return None if row is None else row[0]
 
     def _fate(self, hub: "Hub", name: str) -> str | None:
         """Return what is wrong with where a group ended; None: nothing."""

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from heterorl.v1 import rollout_pb2
+from node.coordinator.ledger.ledger_copies import back_up, restore
 from node.coordinator.ledger.ledger_file import FILE_NAME
+from node.coordinator.work.decisions.submitted_groups import Submission
 from node.errors import RefusedError, StartupError
 from node.values.groups.rollout import LeaseGrant, RolloutGroup
 from simulation.disks import DiedError, SimulatedDisk
@@ -95,7 +97,13 @@ class World:
         self._clocks: dict[str, Clock] = {}
         self._groups: dict[bytes, RolloutGroup] = {}
         self._shelf = Shelf()
-        self.hub_disk = SimulatedDisk(directory / "hub", draw_for(plan.seed, "hub disk"), files=(FILE_NAME,))
+        self._has_lost_ledger = False
+        """Whether the next coordinator begins with an older ledger, whose loss was accepted."""
+        self.hub_disk = SimulatedDisk(
+            directory / "hub",
+            draw_for(plan.seed, "hub disk"),
+            files=(FILE_NAME, f"{FILE_NAME}.accepts-loss"),
+        )
         self.learner_disk = LearnerDisk()
         self.hub: Hub | None = None
         self.learner: SimulatedLearner | None = None
@@ -179,6 +187,7 @@ class World:
                     reached=self.reached,
                     settled=self._settled,
                     granted=self._granted,
+                    objected=self._objected,
                 )
         except StartupError as error:
             self.witness.violated(f"the coordinator does not start again: {error}")
@@ -193,6 +202,9 @@ class World:
         disk.on_death = self._hub_died
         self.hub = hub
         self.tell("coordinator", "starts" if process.life == 1 else "starts again")
+        if self._has_lost_ledger:
+            self._has_lost_ledger = False
+            self.witness.loss_accepted(hub)
         self.witness.started(hub)
         process.spawn(hub.keep_up())
 
@@ -208,6 +220,10 @@ class World:
     def _granted(self, hub: Hub, sampler_id: str, grant: LeaseGrant) -> None:
         if hub is self.hub:
             self.witness.granted(hub, sampler_id, grant)
+
+    def _objected(self, hub: Hub, request: Submission, what: str) -> None:
+        if hub is self.hub:
+            self.witness.objected(hub, request, what)
 
     def _hub_died(self, when: str) -> None:
         self.kill_hub(f"dies {when}", keeps=False)
@@ -225,6 +241,26 @@ class World:
             self._closers.append(hub.ledger.close)
         self.loop.call_later(self.down_for_s, self._start_hub)
         return True
+
+    def lose_versions(self) -> None:
+        """Let the next coordinator begin without any version."""
+        self._shelf = Shelf()
+        self.witness.versions_lost()
+
+    def back_up(self) -> Path:
+        """Copy the coordinator's ledger as it is now."""
+        copy = self._directory / "backup.sqlite"
+        back_up(self.hub_disk.directory / FILE_NAME, to=copy)
+        return copy
+
+    def restore(self, copy: Path) -> None:
+        """Put a copy in the place of the ledger and accept the loss; the coordinator and its versions go."""
+        self.kill_hub("is lost with its machine; an older ledger is restored")
+        ledger, now = self.hub_disk.directory / FILE_NAME, self.clock("coordinator").now()
+        restore(copy, ledger=ledger, accepts_loss=True, now=now)
+        self.hub_disk.before = self.hub_disk.after = None
+        self._has_lost_ledger = True
+        self.lose_versions()
 
     def _start_learner(self) -> None:
         if self.learner is not None:

@@ -221,6 +221,7 @@ async def learner(
         step_log=log,
         on_step=on_step,
         earlier=EarlierVersions(state, base, policy.layout),
+        was_skipped=lambda _: False,
         instruments=instruments,
     )
     stopping = asyncio.Event()

@@ -3,6 +3,8 @@
 submit --room in bytes--> written --> waiting, in order --answer--> verdict or refusal
                                          '-- the stream ended: all that wait hear why, and try again;
                                              the next submission opens another one
+
+It is read only while something waits: one that is dropped between two groups leaves no task behind.
 """
 
 import asyncio
@@ -15,7 +17,7 @@ from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
 from node.errors import Reason, RefusedError
 from node.rpc.call_ends import ConnectionLost, classified
 from node.system.byte_room import ByteRoom
-from node.system.waits import drop
+from node.system.waits import drop, put_away
 from node.values.groups.rollout import EncodedGroup
 from node.values.groups.verdict import Verdict
 from node.wire.mapping import member_from_wire
@@ -26,6 +28,8 @@ ANSWER_TIMEOUT_S: Final = 150.0
 
 IN_FLIGHT_BYTES: Final = 16 << 20
 """Written and not answered: 400 Mbit/s over a round trip of 300 ms."""
+
+_ENDED: Final = "the hub ended the stream"
 
 Answer = tuple[Verdict, str]
 
@@ -40,7 +44,6 @@ class SubmissionStream:
         self._call: _Call | None = None
         self._reader: asyncio.Task[None] | None = None
         self._waiting: deque[asyncio.Future[Answer]] = deque()
-        self._something_waits = asyncio.Event()
         self._writing = asyncio.Lock()
         self._singly = 0
         """How many groups go one at a time, since a stream was refused for good while several were on their
@@ -57,9 +60,10 @@ class SubmissionStream:
         await self._room.take(group.size_bytes)
         try:
             async with self._writing:
-                call = self._call or self._open()
+                call = self._call = self._call or self._stub.SubmitRollouts()
                 self._waiting.append(answer)
-                self._something_waits.set()
+                if self._reader is None or self._reader.done():
+                    self._reader = asyncio.create_task(self._read(call))
                 await self._write(call, group, answer)
                 if self._singly:
                     await asyncio.wait({answer})
@@ -72,13 +76,9 @@ class SubmissionStream:
     async def close(self) -> None:
         """End the stream; those that wait are told that it ended."""
         if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.wait({self._reader})
-
-    def _open(self) -> "_Call":
-        call = self._call = self._stub.SubmitRollouts()
-        self._reader = asyncio.create_task(self._read(call))
-        return call
+            await put_away(self._reader)
+        if self._call is not None:
+            self._end(self._call, ConnectionLost(_ENDED))
 
     async def _write(self, call: "_Call", group: EncodedGroup, answer: "asyncio.Future[Answer]") -> None:
         """Write a group, unless its answer is there before: the reader's, of what has ended the stream.
@@ -95,13 +95,19 @@ class SubmissionStream:
             drop(writing)
 
     async def _read(self, call: Any) -> None:
-        ended: RefusedError | ConnectionLost = ConnectionLost("the hub ended the stream")
+        """Settle what waits, until nothing does or the stream ends."""
+        ended: RefusedError | ConnectionLost | None = ConnectionLost(_ENDED)
         try:
             with classified():
-                while (response := await self._next(call)) is not grpc.aio.EOF:
+                while self._waiting:
+                    async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                        response = await call.read()
+                    if response is grpc.aio.EOF:
+                        return
                     self._singly = max(0, self._singly - len(response.answers))
                     for each in response.answers:
                         _settle(self._waiting.popleft(), each)
+            ended = None
         except (RefusedError, ConnectionLost) as error:
             ended = error
         except TimeoutError:
@@ -109,25 +115,23 @@ class SubmissionStream:
         except IndexError:
             ended = ConnectionLost("the hub answered more groups than it was sent")
         finally:
-            call.cancel()
-            self._call = None
-            lost, self._waiting = self._waiting, deque()
-            is_final = isinstance(ended, RefusedError) and not ended.reason.is_retryable
-            if is_final and len(lost) == 1:
-                self._singly = 0
-            elif is_final:
-                self._singly = 2 * len(lost)
-                ended = ConnectionLost(f"one of {len(lost)} groups, or their sender, was refused: {ended}")
-            for answer in lost:
-                if not answer.done():
-                    answer.set_exception(ended)
+            if ended is not None:
+                self._end(call, ended)
 
-    async def _next(self, call: Any) -> Any:
-        while not self._waiting:
-            self._something_waits.clear()
-            await self._something_waits.wait()
-        async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            return await call.read()
+    def _end(self, call: "_Call", ended: RefusedError | ConnectionLost) -> None:
+        """End the stream, and tell all that wait why."""
+        call.cancel()
+        self._call = None
+        lost, self._waiting = self._waiting, deque()
+        is_final = isinstance(ended, RefusedError) and not ended.reason.is_retryable
+        if is_final and len(lost) == 1:
+            self._singly = 0
+        elif is_final:
+            self._singly = 2 * len(lost)
+            ended = ConnectionLost(f"one of {len(lost)} groups, or their sender, was refused: {ended}")
+        for answer in lost:
+            if not answer.done():
+                answer.set_exception(ended)
 
 
 def _settle(answer: "asyncio.Future[Answer]", found: rollout_pb2.SubmissionAnswer) -> None:

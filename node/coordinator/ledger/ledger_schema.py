@@ -128,6 +128,8 @@ def prepare(connection: sqlite3.Connection, path: Path, *, run_id: str) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
     connection.execute("PRAGMA synchronous = FULL")
+    # Debian's SQLite overwrites what is deleted with zeros: a group of 1 MiB in 3.3 ms of CPU in place of .4.
+    connection.execute("PRAGMA secure_delete = OFF")
     version = upgrade(connection)
     if version not in (0, SCHEMA_VERSION):
         raise StartupError(

@@ -238,10 +238,10 @@ class Accounts:
             sampler_id, at_least_s=self.terms.lease_ttl_s, at_most_s=self.terms.lease_max_s
         )
 
-    def has_published(self, version: int) -> bool:
-        """Whether a version was announced, or may have been in what the ledger lost, or is the base model."""
-        is_known = version == 0 or version in self.versions or self.is_on_offer(version)
-        return is_known or any(version in lost for lost in self._generations.lost_versions)
+    def has_been_made(self, version: int) -> bool:
+        """Whether there is a version; which of them were never published is for the learner to say."""
+        newest = 0 if self.learner is None else self.learner.version
+        return version <= newest or version in self.versions or self.is_on_offer(version)
 
     def must_wait_for_checks(self, sampler_id: str, *, now: float) -> bool:
         """Whether a sampler hands in and is leased no more until groups of its own are checked."""
@@ -250,7 +250,7 @@ class Accounts:
 
     def held(self, sampler_id: str) -> int:
         """Count the leases of a sampler, those on held-out prompts included."""
-        return len(self.slots.open.held_by(sampler_id))
+        return self.slots.open.running(sampler_id) + self.slots.open.running(sampler_id, SlotKind.HELD_OUT)
 
     def held_out_bytes(self) -> int:
         """Return the size of the held-out prompts' groups that do not count yet."""
@@ -260,7 +260,7 @@ class Accounts:
         counts = self.slots.counts()
         return Load(
             running_groups=counts[SlotState.LEASED],
-            untrained_groups=sum(counts[state] for state in UNTRAINED),
+            untrained_groups=len(self.slots.open.untrained),
             ungraded_groups=counts[SlotState.UNGRADED],
             untrained_bytes=self.spooled.untrained_bytes,
             trained_groups=counts[SlotState.TRAINED],

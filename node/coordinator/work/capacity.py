@@ -68,10 +68,10 @@ def capacities(bounds: Bounds, load: Load, *, behind_versions: int = 0) -> dict[
     }
 
 
-def is_full(bounds: Bounds, load: Load, *, group_bytes: int) -> bool:
+def is_full(bounds: Bounds, *, untrained_groups: int, untrained_bytes: int, group_bytes: int) -> bool:
     """Return whether a group of so many bytes is one too many for the buffer, which always takes a batch."""
-    over_bytes = load.untrained_bytes + group_bytes > bounds.buffer_bytes
-    return load.untrained_groups >= (bounds.batch_groups if over_bytes else bounds.buffer_groups)
+    over_bytes = untrained_bytes + group_bytes > bounds.buffer_bytes
+    return untrained_groups >= (bounds.batch_groups if over_bytes else bounds.buffer_groups)
 
 
 def _bytes_room(bounds: Bounds, load: Load) -> int:

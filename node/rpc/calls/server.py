@@ -46,6 +46,9 @@ _CLOSING_S: Final = 1.0
 """How long connections may take their last bytes after every rpc has ended."""
 
 
+_GRPC_LOG: Final = logging.getLogger("grpc._cython.cygrpc")
+
+
 class Audience(enum.Enum):
     """The callers a port is for."""
 
@@ -130,6 +133,7 @@ class RpcServer:
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Serve until ``stopping``, then drain. Raises StartupError: it may not or cannot listen there."""
+        _GRPC_LOG.addFilter(_is_of_interest)
         server = grpc.aio.server(
             interceptors=(self._interceptor,),
             options=self._options(),
@@ -242,3 +246,13 @@ def _add_port(server: grpc.aio.Server, address: str, credentials: grpc.ServerCre
     if credentials is None:
         return server.add_insecure_port(address)
     return server.add_secure_port(address, credentials)
+
+
+def _is_of_interest(record: logging.LogRecord) -> bool:
+    """Whether a record of gRPC's tells of more than a caller that went while its answer was being sent.
+
+    gRPC hears of the failed write and of the caller's end in either order, and logs a traceback, as an error,
+    where the write comes first.
+    """
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is None or kind.__name__ != "ExecuteBatchError"  # which gRPC keeps in a private module

@@ -21,7 +21,7 @@ def test_before_the_first_version_only_the_base_model_may_be_named(tmp_path: Pat
     accounts = make_accounts()
     published = offered(Learner().store(tmp_path), accounts)
     assert published.head() is None
-    assert [accounts.has_published(number) for number in (0, 1)] == [True, False]
+    assert [accounts.has_been_made(number) for number in (0, 1)] == [True, False]
     assert published.unlogged() == ()
 
 
@@ -32,7 +32,7 @@ def test_a_version_may_be_named_from_its_announcement_on(tmp_path: Path) -> None
     published = offered(store, accounts)
     learner.put(store, (1, None), (3, 1))
     assert published.head() == learner.versions[3].version
-    assert [accounts.has_published(number) for number in (1, 2, 3)] == [True, False, True]
+    assert [accounts.has_been_made(number) for number in (1, 2, 3)] == [True, False, True]
 
 
 def test_a_version_the_store_has_forgotten_may_still_be_named(tmp_path: Path) -> None:
@@ -44,5 +44,5 @@ def test_a_version_the_store_has_forgotten_may_still_be_named(tmp_path: Path) ->
     log.add(Announced(version.number, version.root, 0.0) for version in published.unlogged())
     learner.put(store, (2, None))
     assert published.unlogged() == (learner.versions[2].version,)
-    assert accounts.has_published(1)
+    assert accounts.has_been_made(1)
     assert log.root_of(1) == learner.versions[1].version.root

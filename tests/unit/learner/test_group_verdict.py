@@ -100,6 +100,16 @@ def test_staleness_is_counted_from_the_oldest_token_of_the_group(version: int, v
     assert judged(group, version=version).verdict is verdict
 
 
+@pytest.mark.parametrize("skipped", [5, 7])
+def test_a_version_that_was_made_and_never_published_is_foreign(skipped: int) -> None:
+    """The coordinator takes the learner's word for what there is; what is public the learner alone knows."""
+    old_start = make_completion(policy_version=np.array([5, 6, 7], np.int32))
+    group = make_group(completions=(make_completion(version=7), old_start))
+    rules = replace(RULES, was_skipped={skipped}.__contains__)
+    answer = judge(group, rules, version=7, trained_group_ids=())
+    assert (answer.verdict, f"version {skipped}" in answer.detail) == (Verdict.FOREIGN, True)
+
+
 def test_a_group_that_was_trained_on_is_a_duplicate_even_when_it_is_stale_too() -> None:
     group = make_group("3.1", version=0)
     assert judged(group, version=100, trained=frozenset({"3.1"})).verdict is Verdict.DUPLICATE

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from learner.publishing.kept_versions import KeptVersions, Wanted
+from learner.publishing.kept_versions import KeptVersions, Wanted, was_skipped
 from learner.publishing.spaced_versions import Spacing
 from node.weights.store.artifact_store import ArtifactStore
 from support.weights import Learner
@@ -56,3 +56,16 @@ def test_a_version_that_is_gone_is_said_and_left_out(
     kept.secure()
     assert store.pinned == frozenset()
     assert [record.__dict__["versions"] for record in caplog.records] == [[7]]
+
+
+def test_a_version_that_was_made_and_not_published_is_told_from_one_that_the_store_forgot(
+    tmp_path: Path,
+) -> None:
+    learner = Learner()
+    store = learner.store(tmp_path, retained_keyframes=1)
+    assert not was_skipped(1, store)
+    learner.put(store, (2, 0), (5, 2))
+    assert [was_skipped(version, store) for version in range(8)] == [v not in (0, 2, 5) for v in range(8)]
+    store.pin({2})
+    learner.put(store, (5, None), (8, 5), (8, 0))
+    assert [v for v in range(10) if was_skipped(v, store)] == [6, 7, 9]

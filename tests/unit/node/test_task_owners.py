@@ -17,7 +17,6 @@ from support.lost_errors import no_error_is_lost
 ROOT: Final = Path(__file__).parents[3]
 
 OWNED_OTHERWISE: Final = {
-    "node/clients/rollouts/submission_stream.py self._reader": "it tells its groups what it meets",
     "node/coordinator/transactions/run_ledger.py self._worker": "it tells its requests what it meets",
     "node/process/daemon.py services": "awaited at once",
     "node/rpc/strangers/entrance.py task": "one of `tasks`, which are put away",

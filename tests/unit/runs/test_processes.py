@@ -111,3 +111,20 @@ async def test_a_child_gets_its_own_environment_on_top_of_the_common_one(tmp_pat
         )
         assert await children.wait_for_end("child", timeout_s=20) == 0
     assert (tmp_path / "child.log").read_text().startswith("2\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+async def test_a_signal_that_asks_this_process_to_end_ends_its_children_first(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    async def work() -> None:
+        async with _no_children(tmp_path) as children:
+            await children.start("sleeps", *SLEEP, environ={})
+            os.kill(os.getpid(), number)
+            await children.guard(_for_ever())
+
+    async with asyncio.timeout(30):
+        task = asyncio.create_task(work())
+        await asyncio.wait({task})
+    assert task.cancelled()
+    assert not _children()

@@ -85,13 +85,13 @@ def submission(accounts: Accounts, request: Submission, *, now: float) -> Decisi
         assert request.answer is not None, "the coordinator alone reads what is held out"
         asked = accounts.evaluations.work(work)
         problem = objection(
-            header, slot, asked, learner, accounts.has_published, is_confirmed=is_confirmed
+            header, slot, asked, learner, accounts.has_been_made, is_confirmed=is_confirmed
         ) or _of_other_version(header, version=version_and_place(slot.number)[0])
         if problem is not None:
             return answer(*problem, _spent(accounts, parsed, sampler_id, problem[0], now=now))
         stores = _spooled(accounts, parsed, stored, answer=request.answer, now=now)
         return answer(Verdict.SPOOLED, "", stores)
-    problem = objection(header, slot, work, learner, accounts.has_published, is_confirmed=is_confirmed)
+    problem = objection(header, slot, work, learner, accounts.has_been_made, is_confirmed=is_confirmed)
     if problem is not None:
         verdict, detail = problem
         # Options change at the coordinator: who sampled by the old ones, as leased, has done nothing wrong.
@@ -131,13 +131,13 @@ def _spooled(
     now: float,
 ) -> Transaction:
     """Return what stores a group; ``answer``: what one that answers a held-out prompt says."""
-    load, bounds = accounts.load(), accounts.terms.bounds
-    if answer is None and is_full(bounds, load, group_bytes=stored.size_bytes):
-        raise RefusedError(
-            Reason.BUSY,
-            f"the spool has {load.untrained_groups} groups of {load.untrained_bytes} bytes",
-            fix="send it again later",
-        )
+    bounds, groups = accounts.terms.bounds, len(accounts.slots.open.untrained)
+    size_bytes = accounts.spooled.untrained_bytes
+    if answer is None and is_full(
+        bounds, untrained_groups=groups, untrained_bytes=size_bytes, group_bytes=stored.size_bytes
+    ):
+        what = f"the spool has {groups} groups of {size_bytes} bytes"
+        raise RefusedError(Reason.BUSY, what, fix="send it again later")
     waiting_bytes = 0 if answer is None else accounts.held_out_bytes()
     if waiting_bytes and waiting_bytes + stored.size_bytes > bounds.buffer_bytes:
         what = f"{waiting_bytes} bytes of answers to held-out prompts wait for a check"

@@ -250,6 +250,8 @@ class Evaluations:
                 self.slots.setdefault(version, {})[slot.number] = slot
                 self._last_change_s = now
         surplus = sum(map(len, self.slots.values())) - ANSWERS_KEPT
+        if surplus <= 0:
+            return
         for version in sorted(self.slots.keys() & self.finished.keys()):
             if surplus > 0:
                 surplus -= len(self.slots.pop(version))

@@ -116,6 +116,13 @@ class OpenSlots:
         slot = self.by_number.pop(number, None)
         if slot is None:
             return None
+        if slot.lease is not None:
+            leases = self._leases(slot.kind)
+            leases[slot.lease.holder].discard(number)
+            self.newcomers_leases -= self._is_newcomers(slot)
+            if not leases[slot.lease.holder]:
+                del leases[slot.lease.holder]
+            return slot
         self.sound.discard(number)
         self.suspect.discard(number)
         self.untrained.discard(number)
@@ -123,12 +130,6 @@ class OpenSlots:
         self.undelivered.discard(number)
         self.held_out.discard(number)
         self.answered.discard(number)
-        if slot.lease is not None:
-            leases = self._leases(slot.kind)
-            leases[slot.lease.holder].discard(number)
-            self.newcomers_leases -= self._is_newcomers(slot)
-            if not leases[slot.lease.holder]:
-                del leases[slot.lease.holder]
         return slot
 
     def _leases(self, kind: SlotKind) -> dict[str, set[int]]:

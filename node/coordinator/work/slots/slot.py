@@ -185,7 +185,7 @@ class Slot:
         """Return it as an attempt wins it; ``answer``: what a held-out prompt's group says."""
         state = SlotState.SPOOLED if is_graded else SlotState.UNGRADED
         attempts = self._attempts_with(attempt, is_submitted=True)
-        return replace(self, attempts=attempts, state=state, winner=attempt, answer=answer)
+        return Slot(self.number, self.prompt_index, state, attempts, self.granted, attempt, answer)
 
     def spent(self, attempt: int) -> "Slot":
         """Return it after an attempt brought a group that nobody can use."""

@@ -7,7 +7,6 @@ from typing import ClassVar
 from node.coordinator.work.slots.slot import Slot
 from node.coordinator.work.terms.model_check import Learner, check_model
 from node.coordinator.work.terms.run_terms import Work
-from node.coordinator.work.version_log import VERSIONS_REMEMBERED
 from node.errors import Reason, RefusedError
 from node.values.fact import Fact
 from node.values.groups.rollout import GroupHeader, other_options
@@ -29,14 +28,16 @@ def objection(
     slot: Slot,
     work: Work,
     learner: Learner,
-    is_published: Callable[[int], bool],
+    has_been_made: Callable[[int], bool],
     *,
     is_confirmed: bool,
 ) -> tuple[Verdict, str] | None:
     """Return why a group does not answer the lease on ``slot``; None where it does.
 
-    Raises RefusedError: BUSY; it is of a version that the learner may have made (what it has made is known
-    once the ledger ``is_confirmed`` by it), and this hub leads since a moment ago and was not handed it yet.
+    Args:
+        is_confirmed: Whether the learner has said, since this process began, which versions it has made.
+    Raises:
+        RefusedError: BUSY; it names a version that only the learner can know of, who has not said yet.
     """
     try:
         check_header(header, is_graded=not work.verifiers_grade)
@@ -71,11 +72,10 @@ def objection(
     for version in sorted({header.oldest_version, header.newest_version}):
         if version < 0:
             return Verdict.MALFORMED, f"it names version {version}; the oldest there is, is 0"
-        if is_published(version):
+        if has_been_made(version):
             continue
-        if not is_confirmed or learner.version - VERSIONS_REMEMBERED < version <= learner.version:
-            raise RefusedError(
-                Reason.BUSY, f"version {version} is not at this hub yet", fix="send the group again later"
-            )
-        return Verdict.FOREIGN, f"version {version} was never published"
+        if not is_confirmed:
+            what = f"whether there is a version {version} is not known here before the learner is back"
+            raise RefusedError(Reason.BUSY, what, fix="send the group again later")
+        return Verdict.FOREIGN, f"there is no version {version}, the learner is at {learner.version}"
     return None
