@@ -130,7 +130,7 @@ class ScoringModel:
             (loss / rows if weight is None else weight * loss / rows).backward()  # type: ignore[no-untyped-call]
 
     def _logprobs_of(self, part: MicroBatch) -> Tensor:
-        logprobs: Tensor = self.scorer(part.input_ids, part.positions, part.target_ids, part.temperature)
+        logprobs: Tensor = self.scorer(part.input_ids, *part.asked)
         return logprobs
 
 
@@ -315,4 +315,5 @@ def _kept_results() -> list[torch._ops.OpOverload]:
         aten._scaled_dot_product_flash_attention_for_cpu.default,
         aten._scaled_dot_product_efficient_attention.default,
         aten._scaled_dot_product_cudnn_attention.default,
+        torch.ops.torch_attn._varlen_attn.default,
     ]
