@@ -6,17 +6,20 @@
 Keys and values of a row are gathered from the pack: a token that rows share gets the gradient of each.
 """
 
+import inspect
+from collections.abc import Callable
+from functools import cache
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from learner.model.pack import Extents, Pack, TailBucket
+from learner.model.pack import Pack, TailBucket
 
 ATTENTION: Final = "packed_prefixes"
 """Name of ``attend`` in transformers. Rows that are no pack get what "sdpa" gives them, bit for bit."""
@@ -24,7 +27,7 @@ ATTENTION: Final = "packed_prefixes"
 _HALF: Final = (torch.bfloat16, torch.float16)
 """Dtypes of the kernel for tails of all lengths."""
 
-_HARMLESS: Final = frozenset({"position_ids", "use_cache", "output_router_logits"})
+_HARMLESS: Final = frozenset({"position_ids", "use_cache", "cache_position", "output_router_logits"})
 """Other keywords that models hand on, which say nothing about attention."""
 
 
@@ -83,16 +86,73 @@ def attention_in_pack(
         scale: of scores; None: one over the root of the width.
         window: see ``TailBucket.mask``.
     """
-    if query.is_cuda and query.dtype in _HALF:
-        return _by_extents(pack.extents, query, key, value, scale=scale, window=window)
+    if query.dtype in _HALF and kernel_works(query.device):
+        return _by_extents(pack, query, key, value, scale=scale, window=window)
+    return _in_buckets(pack, query, key, value, scale=scale, window=window)
+
+
+@cache
+def kernel_works(device: torch.device) -> bool:
+    """Return whether a device has the kernel for tails of all lengths, and it does what is expected.
+
+    Tried once, outside of a model: a layer that is computed again would find another number of products.
+    """
+    return device.type == "cuda" and bool(_kernel_parameters()) and is_attention(_by_extents, device)
+
+
+@torch.no_grad()
+def is_attention(kernel: Callable[..., Tensor], device: torch.device) -> bool:
+    """Return whether a kernel's attention is that of buckets, but for rounding, on a few made-up tokens."""
+    pack = Pack([np.array(row) for row in ((1, 2, 3, 4, 5), (1, 2, 3, 4, 6, 7), (8, 9))], device)
+    random = torch.Generator(device).manual_seed(0)
+    states = [
+        torch.randn(pack.tokens, heads, 64, dtype=torch.bfloat16, device=device, generator=random)
+        for heads in (4, 2, 2)
+    ]
+    for window in (None, 3):
+        right = _in_buckets(pack, *(one.float() for one in states), scale=None, window=window)
+        try:
+            found = kernel(pack, *states, scale=None, window=window)
+        except RuntimeError:  # not compiled for this device
+            return False
+        if not (found - right).abs().max() < 0.1:
+            return False
+    return True
+
+
+@cache
+def _kernel_parameters() -> frozenset[str]:
+    """Return what torch's kernel takes; before 2.11 it knows no windows, and is left alone."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return frozenset()
+    taken = frozenset(inspect.signature(varlen_attn).parameters)
+    return taken if "window_size" in taken else frozenset()
+
+
+def kernel_operations() -> list[torch._ops.OpOverload]:
+    """Return the kernel's operations, whose results are kept where a layer is computed again in part."""
+    return [torch.ops.torch_attn._varlen_attn.default] if _kernel_parameters() else []
+
+
+def _in_buckets(
+    pack: Pack, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, window: int | None
+) -> Tensor:
     buckets, places = pack.buckets
     made = [_in_bucket(bucket, query, key, value, scale=scale, window=window) for bucket in buckets]
     return torch.cat(made).index_select(0, places)
 
 
 def _by_extents(
-    extents: Extents, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, window: int | None
+    pack: Pack, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, window: int | None
 ) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn  # not in every torch
+
+    extents = pack.extents
+    told: dict[str, Any] = {}
+    if "enable_gqa" in _kernel_parameters():  # older ones take fewer heads of keys without being told
+        told["enable_gqa"] = query.shape[1] != key.shape[1]
     made: Tensor = varlen_attn(  # type: ignore[assignment]
         query,
         key.index_select(0, extents.keys),
@@ -104,7 +164,7 @@ def _by_extents(
         scale=scale,
         # Of fewer queries than keys the last one is beside the last key: see torch.nn.attention.bias.
         window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=query.shape[1] != key.shape[1],
+        **told,
     )
     return made
 

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from learner.model.micro_batches import MicroBatch, PaddedRows, StepRows, row_lengths, token_rows
 from learner.model.pack import Pack
+from learner.model.pack_attention import kernel_works
 from learner.model.packed_families import adopt_packs
 from learner.model.prefix_tree import PrefixTree
 from learner.model.token_logprob import VocabularySlice, token_logprob
@@ -126,6 +127,7 @@ class TokenScorer(Scorer):
         given: dict[str, Any] = {"inputs_embeds" if inputs.is_floating_point() else "input_ids": inputs}
         if pack is not None:
             given |= pack.keywords(inputs.shape[1])
+            kernel_works(inputs.device)  # tried here, if never before
         with torch.autocast(inputs.device.type, dtype=self.compute_dtype, enabled=is_narrow):
             if self.has_head and not self.has_plain_head:
                 logits = self.model(**given, use_cache=False).logits

@@ -1,5 +1,7 @@
 """Attention in a pack against attention in each of its rows, in float64."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from learner.model.pack import Pack
-from learner.model.pack_attention import attend, attention_in_pack
+from learner.model.pack_attention import attend, attention_in_pack, is_attention, kernel_works
 from learner.model.prefix_tree import Tokens
 
 CPU = torch.device("cpu")
@@ -72,25 +74,62 @@ def test_attention_in_a_pack_is_that_in_each_row_and_so_is_its_gradient(
 def test_extents_with_the_last_query_beside_the_last_key_are_the_same_attention(
     rows: list[list[int]], window: int | None
 ) -> None:
-    """The kernel for them has no CPU: here it is written down, as flash attention's manual has it."""
     pack = Pack(arrays(rows), CPU)
-    query, key, value = made_up(pack.tokens, key_heads=4)
-    extents = pack.extents
-    left = -1 if window is None else window - 1
+    states = made_up(pack.tokens)
+    expected = attention_in_pack(pack, *states, scale=1 / 3, window=window)
+    found = by_extents(pack, *states, scale=1 / 3, window=window)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def by_extents(
+    pack: Pack,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scale: float | None,
+    window: int | None,
+    aligns_ends: bool = True,
+) -> Tensor:
+    """Return what the kernel for extents, which has no CPU, makes of a pack by flash attention's manual."""
+    extents, left = pack.extents, -1 if window is None else window - 1
+    scale = scale or query.shape[2] ** -0.5
+    key, value = (one.repeat_interleave(query.shape[1] // one.shape[1], dim=1) for one in (key, value))
     found = []
     for tail in range(len(pack.tails)):
         asked = query[extents.query_ends[tail] : extents.query_ends[tail + 1]]
         places = extents.keys[extents.key_ends[tail] : extents.key_ends[tail + 1]]
         assert len(asked) <= extents.most_queries
         assert len(places) <= extents.most_keys
-        beside = torch.arange(len(asked))[:, None] + len(places) - len(asked)
+        beside = torch.arange(len(asked))[:, None] + aligns_ends * (len(places) - len(asked))
         number = torch.arange(len(places))
         is_seen = (number <= beside) & ((left < 0) | (number >= beside - left))
-        scores = torch.einsum("qhw,khw->hqk", asked, key[places]) / 3.0
+        scores = torch.einsum("qhw,khw->hqk", asked, key[places]) * scale
         weights = scores.masked_fill(~is_seen, -torch.inf).softmax(dim=-1)
         found.append(torch.einsum("hqk,khw->qhw", weights, value[places]))
-    expected = attention_in_pack(pack, query, key, value, scale=1 / 3, window=window)
-    torch.testing.assert_close(torch.cat(found), expected, rtol=1e-10, atol=1e-12)
+    return torch.cat(found)
+
+
+def without_windows(pack: Pack, *states: Tensor, scale: float | None, window: int | None) -> Tensor:
+    return by_extents(pack, *states, scale=scale, window=None)
+
+
+def failing(pack: Pack, *states: Tensor, scale: float | None, window: int | None) -> Tensor:
+    raise RuntimeError("no kernel image is available for execution on the device")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "is_right"),
+    [
+        (by_extents, True),
+        (without_windows, False),
+        (partial(by_extents, aligns_ends=False), False),
+        (failing, False),
+    ],
+)
+def test_a_kernel_that_is_off_is_not_used(kernel: Callable[..., Tensor], is_right: bool) -> None:
+    assert is_attention(kernel, CPU) == is_right
+    assert not kernel_works(CPU)
 
 
 @given(st.integers(0, 100), st.integers(1, 400))
