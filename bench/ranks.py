@@ -115,7 +115,8 @@ def step_lines(model_dir: Path, shape: Shape, *, ranks: Sequence[int]) -> Iterat
                 continue
             told = _on_ranks(count, name, model_dir, groups, shape)
             tp, dp_shard = (count, 1) if is_tp else (1, count)
-            tokens = shape.rows * (shape.prompt_tokens + shape.completion_tokens - 1) // dp_shard
+            read = shape.groups * shape.prompt_tokens + shape.rows * (shape.completion_tokens - 1)
+            tokens = -(-read // dp_shard)
             layout = RankLayout(dp_shard=dp_shard, tp=tp, micro_batch_tokens=tokens)
             planned = sum(rank_memory(sizes, layout, compute_bytes=4).values())
             yield {"kind": shape.name, "step": name, "ranks": count, **told, "planned_bytes": round(planned)}

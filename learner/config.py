@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from learner.sizing.mesh_sizes import MeshSizes
-from learner.step_settings import StepSettings
+from learner.step_settings import Packing, StepSettings
 from node.checks.check import Check, Surroundings
 from node.checks.installed import model_check, packages_check
 from node.errors import COMMAND_LINE
@@ -19,6 +19,11 @@ Rematerialise = Literal["none", "layers", "selective"]
 
 class LearnerConfig(StepSettings):
     """Settings of the learner. Batch size and staleness bound belong to the run: see [coordinator]."""
+
+    packing: Packing = "prefixes"
+    """With ``prefixes`` a step's completions are packed without padding, and what several begin with, such as
+    their prompt, is computed once. With ``none`` they are padded, row by row. So they are, as the log then
+    says, where the model's family was not tested with packs. Steps differ by the rounding of sums alone."""
 
     model_dir: Path
     """Directory of a causal language model (safetensors, tokenizer.json): version 0 of the run.
@@ -56,7 +61,7 @@ class LearnerConfig(StepSettings):
     pp: int = Field(default=1, ge=1)
     """Ranks that have a run of the layers each and pass hidden states on (pipeline parallelism); at most as
     many as layers. Needs the least of links, and memory for several micro-batches. Those are cut until each
-    stage has four, and padded to the longest completion."""
+    stage has four, and padded to the largest."""
 
     offload: bool = False
     """Keep parameters, gradients and moments of a GPU's shard in the host's memory, and take the optimizer's

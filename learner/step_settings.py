@@ -23,6 +23,8 @@ from learner.objective.menu import check_name, check_options
 from learner.objective.options import StalenessDiscount
 from node.config.setting_table import LIVE
 
+Packing = Literal["none", "prefixes"]
+
 _Kind = TypeVar("_Kind")
 
 Live = Annotated[_Kind, LIVE]
@@ -105,8 +107,11 @@ class StepSettings(BaseModel):
     mean over the last 30 steps (SFPO; published: 1). Lower ends them earlier; infinity never does."""
 
     micro_batch_tokens: int = Field(default=16_384, ge=1)
-    """Tokens, padding included, of one forward and backward pass. Bounds memory, changes no result;
-    a completion longer than this passes alone."""
+    """Tokens that the model reads in one forward and backward pass: distinct ones where rows are packed, else
+    padding included. Bounds memory, changes no result; a completion longer than this passes alone."""
+
+    packing: Packing = "none"
+    """As in LearnerConfig, where it is ``prefixes`` unless set: steps of older entries were not packed."""
 
     @classmethod
     def of(cls, settings: "StepSettings") -> Self:

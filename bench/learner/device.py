@@ -110,8 +110,7 @@ def measure(model_dir: Path, arguments: argparse.Namespace) -> Iterator[dict[str
         rematerialise=arguments.rematerialise,
     )
     ours: dict[str, dict[str, Any]] = {f"ours, {name}": {"objective": name} for name in OBJECTIVES}
-    if "packing" in LearnerConfig.model_fields:
-        ours["ours, padded"] = {"objective": OBJECTIVES[0], "packing": "none"}
+    ours["ours, padded"] = {"objective": OBJECTIVES[0], "packing": "none"}
     steps = {name: our_step(policy, groups, arguments, **chosen) for name, chosen in ours.items()}
     if arguments.only:
         steps = {name: steps[name] for name in arguments.only if name in steps}

@@ -88,9 +88,8 @@ def step_makers(shape: Shape) -> Mapping[str, Callable[[Shape, list[RolloutGroup
     ours: dict[str, Callable[[Shape, list[RolloutGroup]], Step]] = {
         "ours, grpo": partial(Ours, **GRPO),
         f"ours, {default}": partial(Ours, objective=default, kl_coefficient=kl_coefficient),
+        "ours, padded": partial(Ours, **GRPO, packing="none"),
     }
-    if "packing" in fields:
-        ours["ours, padded"] = partial(Ours, **GRPO, packing="none")
     if shape.least_tokens is not None:
         return ours
     own = {"bare": Bare, "bare, again": Bare, **ours}

@@ -1,8 +1,8 @@
 """One batch for the objective and micro-batches for the model, from a step's groups.
 
-The objective sees all completions at once, as rows of one batch; the model sees runs of rows of
-similar length. A row is its number, which joins the two, so that neither the order nor the size of
-micro-batches can change a result.
+The objective sees all completions at once, as rows of one batch; the model sees packs of rows (``pack``), or
+runs of rows of similar length, padded. A row is its number, which joins the two, so that neither the order
+nor the size of micro-batches can change a result.
 
 Tokens that the policy did not draw, a task's replies, are input for the model and nothing else: the
 objective's rows hold the drawn tokens alone, one after the other, so that no objective can count the others.
@@ -10,6 +10,8 @@ objective's rows hold the drawn tokens alone, one after the other, so that no ob
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 import torch
@@ -17,13 +19,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from learner.intake.group_verdict import full_logprobs
+from learner.model.pack import Pack
+from learner.model.prefix_tree import Tokens
 from learner.objective.batch import ObjectiveBatch
-from node.values.groups.rollout import RolloutGroup
+from node.values.groups.rollout import Completion, RolloutGroup
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
-    """Rows, padded on the right."""
+    """Rows, padded on the right; or a pack of them, which is one."""
 
     places: Tensor
     """[targets], int64: where the logprobs belong in the objective's [n, t], flattened."""
@@ -35,10 +39,68 @@ class MicroBatch:
     """[targets], those tokens, row after row; of real actions, their values."""
     temperature: Tensor
     """[targets]"""
+    pack: Pack | None = None
+
+    @property
+    def asked(self) -> tuple[Any, ...]:
+        """The arguments of a scorer besides the inputs."""
+        asked = (self.positions, self.target_ids, self.temperature)
+        return asked if self.pack is None else (*asked, self.pack)
+
+    @property
+    def tokens(self) -> int:
+        """Positions that the model reads, padding included."""
+        return self.input_ids.numel()
+
+
+class StepRows(Protocol):
+    """The rows of a step, to be cut into micro-batches."""
+
+    is_packed: ClassVar[bool]
+    """Whether a micro-batch of them is a pack."""
+
+    def share_out(self, *, shares: int, budget_tokens: int, parts: int = 1) -> list[list[list[int]]]:
+        """Return as many micro-batches of row numbers for each of ``shares`` ranks; some may be empty.
+
+        Args:
+            budget_tokens: of a micro-batch, at most; a longer row is alone.
+            parts: micro-batches that a share is to have, about; with more than one they are about as large.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedRows:
+    """Rows whose micro-batches are padded to the longest row in them."""
+
+    lengths: Sequence[int]
+    """Tokens that the model reads for each row."""
+    is_packed: ClassVar[bool] = False
+
+    def share_out(self, *, shares: int, budget_tokens: int, parts: int = 1) -> list[list[list[int]]]:
+        """Return micro-batches of rows of similar length; see ``StepRows``."""
+        cut = partial(micro_batches, lengths=self.lengths, budget_tokens=budget_tokens)
+        if parts > 1:
+            cut = partial(even_micro_batches, lengths=self.lengths, budget_tokens=budget_tokens, parts=parts)
+        return share_out(self.lengths, shares=shares, cut=cut)
 
 
 Cut = Callable[[Sequence[int]], list[list[int]]]
 """Cuts rows into micro-batches."""
+
+
+_IDLE: Final = np.zeros(1, np.int64)
+"""A row that nothing is asked of: a rank that waits for the others runs the model too."""
+
+
+def token_rows(groups: Sequence[RolloutGroup]) -> list[Tokens]:
+    """Return the tokens of each row that the model reads."""
+    return [_tokens_read(group, completion) for group in groups for completion in group.completions]
+
+
+def _tokens_read(group: RolloutGroup, completion: Completion) -> Tokens:
+    """Return the tokens of a row that the model reads: its last one is only ever a target."""
+    return np.concatenate([group.prompt_token_ids, completion.token_ids[:-1]])
 
 
 def row_lengths(groups: Sequence[RolloutGroup]) -> list[int]:
@@ -147,46 +209,47 @@ def collate(
     width: int,
     dtype: torch.dtype,
     device: torch.device,
+    packed: bool = False,
 ) -> MicroBatch:
-    """Pad some rows of ``groups`` to one length; ``width`` is t of the objective's [n, t].
+    """Lay out some rows of ``groups``; ``width`` is t of the objective's [n, t].
 
     Without rows, one token that nothing is asked of: a rank that waits for the others runs the model too.
+
+    Args:
+        packed: into a pack, else padded to one length.
     """
-    if not rows:
-        nothing = torch.zeros(0, dtype=torch.int64, device=device)
-        idle = torch.zeros(1, 1, dtype=torch.int64, device=device)
-        return MicroBatch(nothing, idle, nothing, nothing, nothing.to(dtype))
-    group_of = [group for group in groups for _ in group.completions]
-    every = [completion for group in groups for completion in group.completions]
-    own_groups, completions = [group_of[row] for row in rows], [every[row] for row in rows]
-    prompts = [group.prompt_token_ids for group in own_groups]
-    generated = np.array([len(completion.token_ids) for completion in completions])
-    lengths = np.array([len(prompt) for prompt in prompts]) + generated - 1
-    is_drawn = np.concatenate([completion.drawn for completion in completions])
-    drawn = np.array([completion.drawn_tokens for completion in completions])
-    position, place = np.arange(lengths.max()), np.arange(width)
-    is_token = position < lengths[:, None]
-    input_ids = np.zeros(is_token.shape, np.int64)
-    # The last token of a row is only ever a target.
-    input_ids[is_token] = np.concatenate(
-        [
-            ids
-            for prompt, completion in zip(prompts, completions, strict=True)
-            for ids in (prompt, completion.token_ids[:-1])
-        ]
-    )
-    is_target = is_token & (position >= (lengths - generated)[:, None])
-    is_target[is_target] = is_drawn
-    starts = np.array(rows)[:, None] * width
-    targets = np.concatenate([c.token_ids if c.actions is None else c.actions for c in completions])[is_drawn]
-    temperature = np.repeat([group.sampling.temperature for group in own_groups], drawn)
+    every = [(group, completion) for group in groups for completion in group.completions]
+    own = [every[row] for row in rows]
+    read = [_tokens_read(*one) for one in own] or [_IDLE]
+    pack = Pack(read, device) if packed else None
+    input_ids, paths = _padded_rows(read, device) if pack is None else (pack.input_ids, pack.paths)
+    # A token is predicted where the one before it is read.
+    predicting = [path[-len(c.token_ids) :][c.drawn] for path, (_, c) in zip(paths, own, strict=False)]
+    places = [row * width + np.arange(len(where)) for row, where in zip(rows, predicting, strict=True)]
+    targets = [c.of_drawn(c.token_ids if c.actions is None else c.actions) for _, c in own]
+    temperatures = [np.full(c.drawn_tokens, group.sampling.temperature) for group, c in own]
+
+    def flat(parts: Sequence[NDArray[Any]]) -> Tensor:
+        return torch.from_numpy(np.concatenate(parts) if parts else _IDLE[:0]).to(device)
+
+    is_real = any(c.actions is not None for _, c in own)
     return MicroBatch(
-        places=torch.from_numpy((starts + place)[place < drawn[:, None]]).to(device),
-        input_ids=torch.from_numpy(input_ids).to(device),
-        positions=torch.from_numpy(np.flatnonzero(is_target)).to(device),
-        target_ids=torch.from_numpy(targets).to(device, dtype if targets.dtype.kind == "f" else torch.int64),
-        temperature=torch.from_numpy(temperature).to(device, dtype),
+        places=flat(places),
+        input_ids=input_ids,
+        positions=flat(predicting),
+        target_ids=flat(targets).to(dtype if is_real else torch.int64),
+        temperature=flat(temperatures).to(dtype),
+        pack=pack,
     )
+
+
+def _padded_rows(rows: Sequence[Tokens], device: torch.device) -> tuple[Tensor, list[NDArray[np.int64]]]:
+    """Return rows padded to the longest, [rows, length]; and where each one's tokens are, flattened."""
+    ids = np.zeros((len(rows), max(map(len, rows))), np.int64)
+    for row, tokens in zip(ids, rows, strict=True):
+        row[: len(tokens)] = tokens
+    paths = [number * ids.shape[1] + np.arange(len(tokens)) for number, tokens in enumerate(rows)]
+    return torch.from_numpy(ids).to(device), paths
 
 
 def padded(part: MicroBatch, *, rows: int, length: int) -> MicroBatch:

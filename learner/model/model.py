@@ -22,6 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from learner.config import Rematerialise
 from learner.model.micro_batches import MicroBatch
+from learner.model.pack_attention import kernel_operations
 from learner.model.rank_exchanges import ONE_RANK, Ranks
 from learner.model.scorer import Scorer, TokenScorer
 from node.errors import StartupError
@@ -130,7 +131,7 @@ class ScoringModel:
             (loss / rows if weight is None else weight * loss / rows).backward()  # type: ignore[no-untyped-call]
 
     def _logprobs_of(self, part: MicroBatch) -> Tensor:
-        logprobs: Tensor = self.scorer(part.input_ids, part.positions, part.target_ids, part.temperature)
+        logprobs: Tensor = self.scorer(part.input_ids, *part.asked)
         return logprobs
 
 
@@ -315,4 +316,5 @@ def _kept_results() -> list[torch._ops.OpOverload]:
         aten._scaled_dot_product_flash_attention_for_cpu.default,
         aten._scaled_dot_product_efficient_attention.default,
         aten._scaled_dot_product_cudnn_attention.default,
+        *kernel_operations(),
     ]

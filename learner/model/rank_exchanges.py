@@ -19,7 +19,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from learner.masters.master_words import MasterWords, PolicyWords
-from learner.model.micro_batches import micro_batches
+from learner.model.micro_batches import StepRows
 from node.weights.format.layout import Layout
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ class Ranks(Protocol):
         """Tell the other ranks to save their shards of a part of that copy; yield all that do."""
         ...
 
-    def share_out(self, lengths: Sequence[int], *, budget_tokens: int) -> list[list[int]]:
-        """Return this rank's micro-batches of rows that long; every rank has as many, some may be empty."""
+    def share_out(self, rows: StepRows, *, budget_tokens: int) -> list[list[int]]:
+        """Return this rank's micro-batches of a step's rows; every rank has as many, some may be empty."""
         ...
 
     def complete(self, logprob: Tensor, places: Tensor) -> None:
@@ -143,9 +143,9 @@ class OneRank:
         """Yield None: one process saves all of it."""
         return nullcontext()
 
-    def share_out(self, lengths: Sequence[int], *, budget_tokens: int) -> list[list[int]]:
+    def share_out(self, rows: StepRows, *, budget_tokens: int) -> list[list[int]]:
         """Return all micro-batches."""
-        return micro_batches(range(len(lengths)), lengths=lengths, budget_tokens=budget_tokens)
+        return rows.share_out(shares=1, budget_tokens=budget_tokens)[0]
 
     def complete(self, logprob: Tensor, places: Tensor) -> None:
         """Add nothing."""

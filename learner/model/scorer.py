@@ -3,15 +3,20 @@
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from learner.model.logit_form import LogitForm, logit_form
-from learner.model.micro_batches import MicroBatch, row_lengths
+from learner.model.micro_batches import MicroBatch, PaddedRows, StepRows, row_lengths, token_rows
+from learner.model.pack import Pack
+from learner.model.pack_attention import kernel_works
+from learner.model.packed_families import adopt_packs
+from learner.model.prefix_tree import PrefixTree
 from learner.model.token_logprob import VocabularySlice, token_logprob
+from learner.step_settings import Packing
 from node.values.groups.rollout import RolloutGroup
 
 logger = logging.getLogger(__name__)
@@ -49,6 +54,10 @@ class Scorer(torch.nn.Module, ABC):
     def row_tokens(self, groups: Sequence[RolloutGroup]) -> list[int]:
         """Return how many tokens the model reads for each row: what ``micro_batch_tokens`` is a bound of."""
         return row_lengths(groups)
+
+    def step_rows(self, groups: Sequence[RolloutGroup], *, packing: Packing) -> StepRows:
+        """Return the rows of a step as they are to be cut into micro-batches."""
+        return PaddedRows(self.row_tokens(groups))
 
     def beside_loss(self, part: MicroBatch) -> Tensor | None:
         """Return the loss of what is trained beside the policy, summed over rows; None: there is nothing."""
@@ -94,8 +103,22 @@ class TokenScorer(Scorer):
                 "logits of whole micro-batches: how this model makes them is not known",
                 extra={"family": model.config.get_text_config().model_type},
             )
+        self.reads_packs = adopt_packs(model, tried=tried)
+        """Whether it computes the same for packs as for rows."""
 
-    def forward(self, inputs: Tensor, positions: Tensor, target_ids: Tensor, temperature: Tensor) -> Tensor:
+    def step_rows(self, groups: Sequence[RolloutGroup], *, packing: Packing) -> StepRows:
+        if packing == "prefixes" and self.reads_packs:
+            return PrefixTree.of(token_rows(groups))
+        return super().step_rows(groups, packing=packing)
+
+    def forward(
+        self,
+        inputs: Tensor,
+        positions: Tensor,
+        target_ids: Tensor,
+        temperature: Tensor,
+        pack: Pack | None = None,
+    ) -> Tensor:
         """Return log p(target | everything before it) under softmax(logits / temperature).
 
         Args:
@@ -104,12 +127,16 @@ class TokenScorer(Scorer):
             positions: [targets], int64, of the flattened ``input_ids``: of the tokens before the targets.
             target_ids: [targets], those tokens.
             temperature: [targets], > 0, as the completions were sampled with.
+            pack: what the one row of ``inputs`` is, which may be padded; None: rows.
 
         Returns:
             [targets], nats; carries the gradient. Without a head: hidden states for the next stage.
         """
         is_narrow = self.compute_dtype is not None
-        given = {"inputs_embeds" if inputs.is_floating_point() else "input_ids": inputs}
+        given: dict[str, Any] = {"inputs_embeds" if inputs.is_floating_point() else "input_ids": inputs}
+        if pack is not None:
+            given |= pack.keywords(inputs.shape[1])
+            kernel_works(inputs.device)  # tried here, if never before
         with torch.autocast(inputs.device.type, dtype=self.compute_dtype, enabled=is_narrow):
             if self.has_head and self.logit_form is None:
                 logits = self.model(**given, use_cache=False).logits

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from learner.intake.named_versions import LEAST_NATS, Scored, fits_better
-from learner.model.micro_batches import collate, micro_batches, objective_batch
+from learner.model.micro_batches import collate, objective_batch
 from learner.model.model import Policy
 from learner.objective.formulas.divergence import kl_behaviour_learner
 from learner.operator_orders import VersionGoneError
@@ -150,14 +150,14 @@ class VersionScorer:
         device, dtype = self._policy.device, next(iter(self._policy.parameters.values())).dtype
         batch = objective_batch([group], version=by, discount=lambda _: 1.0, dtype=dtype, device=device)
         logprob = batch.behaviour_logprob.clone()
-        lengths = self._policy.scorer.row_tokens([group])
-        for rows in micro_batches(
-            range(len(lengths)), lengths=lengths, budget_tokens=self._micro_batch_tokens
-        ):
-            part = collate([group], rows, width=batch.mask.shape[1], dtype=dtype, device=device)
-            given = (part.input_ids, part.positions, part.target_ids, part.temperature)
+        scorer, width = self._policy.scorer, batch.mask.shape[1]
+        rows = scorer.step_rows([group], packing="prefixes")
+        [cut] = rows.share_out(shares=1, budget_tokens=self._micro_batch_tokens)
+        for numbers in cut:
+            part = collate([group], numbers, width=width, dtype=dtype, device=device, packed=rows.is_packed)
+            given = (part.input_ids, *part.asked)
             with torch.no_grad():
-                of_part: Tensor = functional_call(self._policy.scorer, dict(masters), given)
+                of_part: Tensor = functional_call(scorer, dict(masters), given)
             logprob.view(-1)[part.places] = of_part.to(dtype)
         kl = kl_behaviour_learner(logprob[batch.mask], batch.behaviour_logprob[batch.mask])
         is_named = torch.from_numpy(versions_of_tokens(group) == of)

@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +19,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from learner.model.micro_batches import even_micro_batches, micro_batches, share_out
+from learner.model.micro_batches import StepRows
 from learner.model.rank_exchanges import Instruction
 from learner.model.scorer import Scorer
 from learner.ranks.errors import RankLostError
@@ -228,13 +227,11 @@ class RankGroup:
             self.saves.send(Instruction("save", {"directory": str(directory), "part": part, "copy": copy}))
             yield self.saves.exchanges
 
-    def share_out(self, lengths: Sequence[int], *, budget_tokens: int) -> list[list[int]]:
+    def share_out(self, rows: StepRows, *, budget_tokens: int) -> list[list[int]]:
         """Return this rank's micro-batches; every rank has as many, so some may be empty."""
-        cut = partial(micro_batches, lengths=lengths, budget_tokens=budget_tokens)
-        if self.sizes.pp > 1:
-            parts = MICRO_BATCHES_A_STAGE * self.sizes.pp
-            cut = partial(even_micro_batches, lengths=lengths, budget_tokens=budget_tokens, parts=parts)
-        return share_out(lengths, shares=self.sizes.shares, cut=cut)[self.sizes.share(self.rank)]
+        parts = MICRO_BATCHES_A_STAGE * self.sizes.pp if self.sizes.pp > 1 else 1
+        shared = rows.share_out(shares=self.sizes.shares, budget_tokens=budget_tokens, parts=parts)
+        return shared[self.sizes.share(self.rank)]
 
     def complete(self, logprob: Tensor, places: Tensor) -> None:
         """Add the other ranks' logprobs to a batch's, [n, t]; ``places`` are this rank's own, flattened."""

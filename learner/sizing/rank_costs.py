@@ -81,7 +81,7 @@ def step_time(
     Torch overlaps the first two in part: at best the shorter is hidden, at worst nothing is, on slow links.
 
     Args:
-        tokens: of prompts and completions, padding included; row_tokens: of the longest row.
+        tokens: that the model reads, padding included, shared ones once; row_tokens: of the longest row.
     """
     own = -(-tokens // (layout.dp_replicate * layout.dp_shard))
     micro_batches = math.ceil(own / layout.micro_batch_tokens)

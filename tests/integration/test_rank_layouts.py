@@ -37,7 +37,9 @@ CASES: Final = {
         settings={"reference_kl_coefficient": 0.1},
         rematerialise="layers",
     ),
-    "dp_replicate": Case(MeshSizes(4, 1, 1), settings={"scales_rate_by_sample_size": True}),
+    "dp_replicate, row by row": Case(
+        MeshSizes(4, 1, 1), settings={"scales_rate_by_sample_size": True, "packing": "none"}
+    ),
     "dp_replicate and dp_shard, the whole batch at once": Case(MeshSizes(2, 2, 1), objective="eqp"),
     "tp, one micro-batch, the whole batch at once": Case(
         MeshSizes(1, 1, 4), objective="version_aware", settings={"micro_batch_tokens": 1 << 20}
@@ -56,7 +58,9 @@ CASES: Final = {
         MeshSizes(2, 1, 2), settings={"fast_steps": 1, "reposition_share": 0.5} | FEWER, layers=1
     ),
     "no plan": Case(MeshSizes(1, 2, 2), model="gpt2"),
-    "pp": Case(MeshSizes(pp=4), layers=5, rematerialise="selective"),
+    "pp, row by row": Case(
+        MeshSizes(pp=4), layers=5, rematerialise="selective", settings={"packing": "none"}
+    ),
     "pp and dp_shard, a tied head on both ends": Case(
         MeshSizes(dp_shard=2, pp=2),
         layers=3,

@@ -17,6 +17,7 @@ from learner.model.model import Policy
 from learner.step.train_step import StepOutcome, train_step
 from learner.step_settings import StepSettings
 from node.values.groups.rollout import Completion, RolloutGroup
+from support.float64 import in_float64
 from support.groups import SAMPLING, make_completion, make_group, with_replies
 
 VERSION: Final = 3
@@ -29,7 +30,7 @@ def float64_policy(model_dir: Path) -> Policy:
 @cache
 def _loaded(model_dir: Path) -> PreTrainedModel:
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64)
-    return model
+    return in_float64(model)
 
 
 def made_up_groups(

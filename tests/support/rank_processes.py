@@ -64,6 +64,7 @@ from node.errors import StartupError
 from node.process.abandoned_threads import exit_without_them
 from node.process.daemon import Phase, StartStage, run_daemon
 from node.process.service import Service, StopsAfter
+from support.float64 import in_float64
 from support.made_up_groups import VERSION, made_up_groups
 from support.step_settings import make_step_settings
 from support.warm_python import WarmProcess
@@ -135,7 +136,7 @@ def tiny_model(kind: str, *, layers: int = 2) -> PreTrainedModel:
         model = GPT2LMHeadModel(
             GPT2Config(vocab_size=44, n_embd=32, n_layer=layers, n_head=4, n_positions=64)
         )
-    return model.double()
+    return in_float64(model)
 
 
 def compare(case: Case) -> Compared | None:

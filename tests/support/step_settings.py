@@ -2,11 +2,18 @@
 
 from typing import Any
 
+from learner.config import LearnerConfig
 from learner.step_settings import StepSettings
 
 
 def make_step_settings(**changes: Any) -> StepSettings:
-    plain = StepSettings(learning_rate=1e-3, objective="gepo", kl_coefficient=0.0, micro_batch_tokens=1 << 20)
+    plain = StepSettings(
+        learning_rate=1e-3,
+        objective="gepo",
+        kl_coefficient=0.0,
+        micro_batch_tokens=1 << 20,
+        packing=LearnerConfig.model_fields["packing"].default,
+    )
     return changed(plain, **changes)
 
 

@@ -130,7 +130,7 @@ class _StageOfRound(torch.nn.Module):
     def forward(self, inputs: Tensor, *, number: Tensor) -> Any:
         """Return what the next stage is sent; the last stage's logprobs."""
         part = self._parts[int(number)]
-        made = self._score(inputs, part.positions, part.target_ids, part.temperature)
+        made = self._score(inputs, *part.asked)
         if self._take is not None:
             self._take(part, made)
         return made

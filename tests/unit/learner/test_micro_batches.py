@@ -73,6 +73,26 @@ def test_rows_are_padded_on_the_right_and_every_token_of_a_completion_is_a_targe
     assert batch.temperature.dtype is torch.float64
 
 
+def test_a_pack_has_what_rows_share_once_and_predicts_each_target_where_its_row_is() -> None:
+    completions = tuple(
+        make_completion(3, token_ids=np.array(ids, np.int32)) for ids in ([5, 6, 7], [5, 8, 9])
+    )
+    group = make_group(prompt_token_ids=np.array([1, 2], np.int32), completions=completions)
+    batch = collate([group], [1, 0], width=3, dtype=torch.float64, device=CPU, packed=True)
+    assert batch.input_ids.tolist() == [[1, 2, 5, 6, 8]]
+    assert batch.positions.tolist() == [1, 2, 4, 1, 2, 3]
+    assert batch.target_ids.tolist() == [5, 8, 9, 5, 6, 7]
+    assert batch.places.tolist() == [3, 4, 5, 0, 1, 2]
+    assert (batch.tokens, batch.pack is None) == (5, False)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_without_rows_a_token_is_read_and_nothing_asked_of_it(packed: bool) -> None:
+    batch = collate(groups(), [], width=3, dtype=torch.float64, device=CPU, packed=packed)
+    assert batch.input_ids.shape == (1, 1)
+    assert all(len(one) == 0 for one in (batch.places, *batch.asked[:3]))
+
+
 def test_replies_are_input_and_no_targets() -> None:
     groups = [group_of(0, tokens=2), group_of(1, prompt=2, tokens=4, drawn=[True, False, False, True])]
     batch = collate(groups, [1, 0], width=3, dtype=torch.float64, device=CPU)

@@ -17,6 +17,7 @@ from learner.journal.restart import JournalPlace
 from learner.masters.master_words import MasterWords
 from learner.masters.version_coder import LocalCoder
 from learner.model.model import Policy, load_policy, load_reference
+from learner.model.pack_attention import kernel_works
 from learner.objective.menu import MENU
 from learner.step.train_step import StepOutcome, train_step
 from learner.step_settings import StepSettings
@@ -79,6 +80,11 @@ def assert_same_figures(actual: StepOutcome, expected: StepOutcome, *, rel_tol: 
         assert math.isclose(of_gpu, of_cpu, rel_tol=rel_tol, abs_tol=rel_tol / 100), (
             f"{name}: {of_gpu}, {of_cpu}"
         )
+
+
+def test_tails_of_all_lengths_have_a_kernel() -> None:
+    device = torch.empty(0, device=DEVICE).device
+    assert kernel_works(device) == (device.type == "cuda")
 
 
 @pytest.mark.parametrize("objective", sorted(MENU))

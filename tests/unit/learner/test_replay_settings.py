@@ -36,6 +36,12 @@ def test_a_setting_that_an_entry_is_older_than_is_at_its_default() -> None:
     assert (again.step.betas, again.changed) == (StepSettings.model_fields["betas"].default, ())
 
 
+def test_a_step_from_before_there_were_packs_is_taken_again_row_by_row() -> None:
+    entry = settings_of(config())
+    assert entry.pop("packing") == "prefixes"
+    assert ReplaySettings.of(entry, config(), has_reference=False).step.packing == "none"
+
+
 @pytest.mark.parametrize(
     ("then", "entry", "said"),
     [

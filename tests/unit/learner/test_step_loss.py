@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,8 +52,8 @@ def test_micro_batches_change_no_gradient_of_any_objective(model_dir: Path, name
     settings = settings_of(name)
     expected, whole = gradient_of(float64_policy(model_dir), groups, settings)
     assert float(expected.norm()) > 1e-6
-    for budget in (1, 17):
-        small = changed(settings, micro_batch_tokens=budget)
+    for budget, packing in ((1, "prefixes"), (17, "prefixes"), (17, "none")):
+        small = changed(settings, micro_batch_tokens=budget, packing=packing)
         actual, cut = gradient_of(float64_policy(model_dir), groups, small)
         torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
         assert math.isclose(cut.loss, whole.loss, rel_tol=1e-9)
@@ -99,15 +100,14 @@ def test_only_objectives_that_need_the_whole_batch_run_the_model_twice(
     seen = []
     forward = policy.scorer.forward
 
-    def counted(
-        input_ids: torch.Tensor, positions: torch.Tensor, target_ids: torch.Tensor, temperature: torch.Tensor
-    ) -> torch.Tensor:
-        seen.append(len(input_ids))
-        return forward(input_ids, positions, target_ids, temperature)
+    def counted(input_ids: torch.Tensor, positions: torch.Tensor, *asked: Any) -> torch.Tensor:
+        seen.append(len(positions))
+        return forward(input_ids, positions, *asked)
 
     monkeypatch.setattr(policy.scorer, "forward", counted)
-    gradient_of(policy, made_up_groups(1), settings_of(name, micro_batch_tokens=17))
-    assert sum(seen) == forwards * 11
+    groups = made_up_groups(1)
+    gradient_of(policy, groups, settings_of(name, micro_batch_tokens=17))
+    assert sum(seen) == forwards * sum(group.drawn_tokens for group in groups)
 
 
 def test_the_divergence_of_each_group_is_the_mean_over_its_tokens(model_dir: Path) -> None:

@@ -1,0 +1,202 @@
+"""Attention within a pack, by the name that transformers' models ask for it.
+
+    CUDA, half precision   one kernel for tails of all lengths
+    elsewhere              tails in buckets, padded: one call of scaled_dot_product_attention for each
+
+Keys and values of a row are gathered from the pack: a token that rows share gets the gradient of each.
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from learner.model.pack import Pack, TailBucket
+
+ATTENTION: Final = "packed_prefixes"
+"""Name of ``attend`` in transformers. Rows that are no pack get what "sdpa" gives them, bit for bit."""
+
+_HALF: Final = (torch.bfloat16, torch.float16)
+"""Dtypes of the kernel for tails of all lengths."""
+
+_HARMLESS: Final = frozenset({"position_ids", "use_cache", "cache_position", "output_router_logits"})
+"""Other keywords that models hand on, which say nothing about attention."""
+
+
+def attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    pack: Pack | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    dropout: float = 0.0,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attend as transformers' "sdpa" does; in a pack, to the tokens of each row up to itself.
+
+    Args:
+        query: [rows, heads, tokens, width]; a pack is one row. Keys and values may have fewer heads.
+
+    Returns:
+        [rows, tokens, heads, width], and no weights.
+
+    Raises:
+        ValueError: the model adds to a pack's attention what is not known here.
+    """
+    if pack is None:
+        others |= {"dropout": dropout, "scaling": scaling, "sliding_window": sliding_window}
+        made: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, **others
+        )
+        return made
+    if attention_mask is None or attention_mask.numel():
+        raise ValueError("the model makes a mask of its own, which would let a pack's rows see each other")
+    unknown = {name for name, given in others.items() if given is not None} - _HARMLESS
+    if unknown or dropout:
+        raise ValueError(f"its attention takes {', '.join(sorted(unknown)) or 'dropout'}")
+    if torch.is_autocast_enabled(query.device.type):
+        narrow = torch.get_autocast_dtype(query.device.type)
+        query, key, value = (one.to(narrow) for one in (query, key, value))
+    length = query.shape[2]
+    query, key, value = (one[0, :, : pack.tokens].transpose(0, 1) for one in (query, key, value))
+    found = attention_in_pack(pack, query, key, value, scale=scaling, window=sliding_window)
+    padding = length - pack.tokens
+    return (pad(found, (0, 0, 0, 0, 0, padding)) if padding else found)[None], None
+
+
+def attention_in_pack(
+    pack: Pack, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, window: int | None
+) -> Tensor:
+    """Return what each token of a pack makes of its row, [tokens, heads, width].
+
+    Args:
+        query: [tokens, heads, width]; ``key``, ``value``: [tokens, heads or fewer, width].
+        scale: of scores; None: one over the root of the width.
+        window: see ``TailBucket.mask``.
+    """
+    if query.dtype in _HALF and kernel_works(query.device):
+        return _by_extents(pack, query, key, value, scale=scale, window=window)
+    return _in_buckets(pack, query, key, value, scale=scale, window=window)
+
+
+@cache
+def kernel_works(device: torch.device) -> bool:
+    """Return whether a device has the kernel for tails of all lengths, and it does what is expected.
+
+    Tried once, outside of a model: a layer that is computed again would find another number of products.
+    """
+    return device.type == "cuda" and bool(_kernel_parameters()) and is_attention(_by_extents, device)
+
+
+@torch.no_grad()
+def is_attention(kernel: Callable[..., Tensor], device: torch.device) -> bool:
+    """Return whether a kernel's attention is that of buckets, but for rounding, on a few made-up tokens."""
+    pack = Pack([np.array(row) for row in ((1, 2, 3, 4, 5), (1, 2, 3, 4, 6, 7), (8, 9))], device)
+    random = torch.Generator(device).manual_seed(0)
+    states = [
+        torch.randn(pack.tokens, heads, 64, dtype=torch.bfloat16, device=device, generator=random)
+        for heads in (4, 2, 2)
+    ]
+    for window in (None, 3):
+        right = _in_buckets(pack, *(one.float() for one in states), scale=None, window=window)
+        try:
+            found = kernel(pack, *states, scale=None, window=window)
+        except RuntimeError:  # not compiled for this device
+            return False
+        if not (found - right).abs().max() < 0.1:
+            return False
+    return True
+
+
+@cache
+def _kernel_parameters() -> frozenset[str]:
+    """Return what torch's kernel takes; before 2.11 it knows no windows, and is left alone."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return frozenset()
+    taken = frozenset(inspect.signature(varlen_attn).parameters)
+    return taken if "window_size" in taken else frozenset()
+
+
+def kernel_operations() -> list[torch._ops.OpOverload]:
+    """Return the kernel's operations, whose results are kept where a layer is computed again in part."""
+    return [torch.ops.torch_attn._varlen_attn.default] if _kernel_parameters() else []
+
+
+def _in_buckets(
+    pack: Pack, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, window: int | None
+) -> Tensor:
+    buckets, places = pack.buckets
+    made = [_in_bucket(bucket, query, key, value, scale=scale, window=window) for bucket in buckets]
+    return torch.cat(made).index_select(0, places)
+
+
+def _by_extents(
+    pack: Pack, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, window: int | None
+) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn  # not in every torch
+
+    extents = pack.extents
+    told: dict[str, Any] = {}
+    if "enable_gqa" in _kernel_parameters():  # older ones take fewer heads of keys without being told
+        told["enable_gqa"] = query.shape[1] != key.shape[1]
+    made: Tensor = varlen_attn(  # type: ignore[assignment]
+        query,
+        key.index_select(0, extents.keys),
+        value.index_select(0, extents.keys),
+        extents.query_ends,
+        extents.key_ends,
+        extents.most_queries,
+        extents.most_keys,
+        scale=scale,
+        # Of fewer queries than keys the last one is beside the last key: see torch.nn.attention.bias.
+        window_size=(-1 if window is None else window - 1, 0),
+        **told,
+    )
+    return made
+
+
+def _in_bucket(
+    bucket: TailBucket, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, window: int | None
+) -> Tensor:
+    """Return the attention of a bucket's queries, padding included: [tails * queries, heads, width]."""
+    heads_a_key = query.shape[1] // key.shape[1]
+    asked, keys, values = (
+        _gathered(one, places)
+        for one, places in ((query, bucket.queries), (key, bucket.keys), (value, bucket.keys))
+    )
+    mask = bucket.mask(window, query.dtype, heads_a_key)
+    if mask is None:
+        keys, values = (
+            one.unsqueeze(2).expand(-1, -1, heads_a_key, -1, -1).flatten(1, 2) for one in (keys, values)
+        )
+        found = scaled_dot_product_attention(asked, keys, values, is_causal=True, scale=scale)
+    else:  # heads that share keys ask as one, so that the keys, which may be many, are not copied for each
+        tails, heads, length, width = asked.shape
+        asked = asked.reshape(tails, heads // heads_a_key, heads_a_key * length, width)
+        found = scaled_dot_product_attention(asked, keys, values, mask, scale=scale)
+        found = found.reshape(tails, heads, length, width)
+    return found.transpose(1, 2).flatten(0, 1)
+
+
+def _gathered(tokens: Tensor, places: Tensor) -> Tensor:
+    """Return tokens, [tokens, heads, width], at places, [rows, length]: [rows, heads, length, width]."""
+    found = tokens.index_select(0, places.flatten())
+    return found.view(*places.shape, *tokens.shape[1:]).transpose(1, 2)
+
+
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attend)
+ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, sdpa_mask)
