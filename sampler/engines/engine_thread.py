@@ -61,7 +61,7 @@ class EngineHungError(EngineFaultError):
 class EngineThread:
     """Drives an engine while ``run`` runs. Methods are for the event loop's thread.
 
-    ``changes`` and ``tell`` are for the engine's: see ``Exchange``.
+    ``changes`` and ``tell`` are for the engine's: see ``StepExchange``.
     """
 
     def __init__(
@@ -150,13 +150,13 @@ class EngineThread:
             await self._close()
 
     def changes(self, *, running: int) -> Sequence[RequestChange] | None:
-        """See ``Exchange``."""
+        """See ``StepExchange``."""
         if self._is_called_back or not (running or self._changes):
             return None
         return [self._changes.popleft() for _ in range(len(self._changes))]
 
     def tell(self, results: StepResults) -> None:
-        """See ``Exchange``."""
+        """See ``StepExchange``."""
         self._loop.call_soon_threadsafe(self._told.put_nowait, results)
 
     def _note_policy(self) -> None:
@@ -186,7 +186,7 @@ class EngineThread:
         return probe
 
     async def _results(self) -> AsyncIterator[StepResults]:
-        """Have the thread step on; yield what it tells until it comes back, and raise as ``_call``."""
+        """Start the thread's steps; yield what it tells until it comes back, and raise as ``_call``."""
         stepping = self._start(lambda: step_on(self._engine.current, self))
         stepping.add_done_callback(lambda _: self._told.put_nowait(None))
         try:

@@ -26,7 +26,7 @@ RequestChange = GenerationRequest | str
 
 @dataclass(frozen=True, slots=True)
 class StepResults:
-    """What became of requests since the last results."""
+    """The end of requests, and the number of steps, since the last results."""
 
     finished: Sequence[GenerationRequest] = ()
     refused: Sequence[tuple[str, RefusedError]] = ()
@@ -34,7 +34,7 @@ class StepResults:
     steps: int = 0
 
 
-class Exchange(Protocol):
+class StepExchange(Protocol):
     """The other end of ``step_on``; called in the thread that drives the engine."""
 
     def changes(self, *, running: int) -> Sequence[RequestChange] | None:
@@ -51,10 +51,10 @@ class Exchange(Protocol):
 class SteppingEngine(Protocol):
     """An engine that steps on in a way of its own: in another process, or with the next step under way."""
 
-    def step_on(self, exchange: Exchange) -> None: ...
+    def step_on(self, exchange: StepExchange) -> None: ...
 
 
-def step_on(engine: Engine, exchange: Exchange) -> None:
+def step_on(engine: Engine, exchange: StepExchange) -> None:
     """Step until ``exchange`` has no more changes; errors are those of the engine."""
     if isinstance(engine, SteppingEngine):
         engine.step_on(exchange)
@@ -64,7 +64,7 @@ def step_on(engine: Engine, exchange: Exchange) -> None:
 
 def keep_stepping(
     engine: Engine,
-    exchange: Exchange,
+    exchange: StepExchange,
     *,
     step: Callable[[], list[GenerationRequest]],
     monotonic: Callable[[], float] = time.monotonic,

@@ -37,7 +37,7 @@ from sampler.engines.own_process.messages import (
     send,
 )
 from sampler.engines.restartable_engine import EngineEndedError
-from sampler.engines.stepping import Exchange
+from sampler.engines.stepping import StepExchange
 from sampler.engines.text.model_tokenizer import tokenizer_of
 from sampler.engines.words.frame_memory import mapped, unnamed_frame_memory
 from sampler.engines.words.model_words import THREADS
@@ -116,7 +116,7 @@ class ProcessEngine:
     def step(self) -> list[GenerationRequest]:
         return [request_from(fields) for fields in self._call({"call": "step"})["finished"]]
 
-    def step_on(self, exchange: Exchange) -> None:
+    def step_on(self, exchange: StepExchange) -> None:
         if (changes := exchange.changes(running=self.running)) is None:
             return
         with self._process.talk(0, limit_s=self._step_limit_s) as (say, hear):

@@ -26,7 +26,7 @@ from node.errors import ConfigError, Reason, RefusedError, StartupError
 from node.values.groups.rollout import Completion
 from sampler.engines.engine import TEXT_PROBE, EngineSettings, GenerationRequest, check_fits
 from sampler.engines.engine_options import VllmOptions
-from sampler.engines.stepping import Exchange, StepResults, keep_stepping
+from sampler.engines.stepping import StepExchange, StepResults, keep_stepping
 from sampler.engines.text.model_tokenizer import ModelTokenizer
 from sampler.engines.vllm.completions import completion_of, sampling_arguments
 from sampler.engines.words.frame_memory import Rooms, make_frame_memory, remove_frame_memory
@@ -172,7 +172,7 @@ class VllmEngine:
     def step(self) -> list[GenerationRequest]:
         return self._step() + self._finish_steps()
 
-    def step_on(self, exchange: Exchange) -> None:
+    def step_on(self, exchange: StepExchange) -> None:
         keep_stepping(self, exchange, step=self._step)
         if finished := self._finish_steps():
             exchange.tell(StepResults(finished))
