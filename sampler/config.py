@@ -42,6 +42,14 @@ def _check_engine_options(options: dict[str, Any], info: ValidationInfo) -> dict
     return options
 
 
+def _chosen_process(process: str, info: ValidationInfo) -> str:
+    if process != AUTO or not {"engine", "device"} <= info.data.keys():
+        return process
+    device = info.data["device"]
+    is_vllm = chosen_engine(info.data["engine"], device=device) == "vllm"
+    return "own" if is_vllm and device != "cpu" else "inside"
+
+
 _GRADERS: Final = tuple(grader_class(name) for name in (*built_in(), *installed()))
 
 if TYPE_CHECKING:
@@ -192,11 +200,14 @@ class SamplerConfig(GradingConfig):
     )
     """Options of the chosen engine; see ``sampler.engines.engine_options``."""
 
-    engine_process: Literal["inside", "own"] = "inside"
-    """Whether the engine runs inside the sampler's process or in one of its own, which costs some memory and
-    start-up time, and time for each swap. One that hangs or dies in a process of its own is loaded again and
-    the sampler goes on; inside, a hang ends the sampler, and a crash is the sampler's. New versions are
-    written in place in a process of its own."""
+    engine_process: Annotated[Literal["auto", "inside", "own"], AfterValidator(_chosen_process)] = Field(
+        default="auto", validate_default=True
+    )
+    """Whether the engine runs inside the sampler's process or in one of its own. In one of its own it shares
+    no interpreter with grading and encoding, which on a GPU take longer than a decode step; where it hangs or
+    dies it is loaded again and the sampler goes on. It costs some memory and start-up time, and new versions
+    are written in place, which takes longer. Inside, a hang ends the sampler, and a crash is the sampler's.
+    ``auto`` is own for vllm on a GPU, else inside."""
 
     engine_step_limit_s: float = Field(default=900.0, gt=0)
     """Longest time of one decode step, or of one change of version between two. Then the engine is taken to

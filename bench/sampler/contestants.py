@@ -3,9 +3,9 @@
 import importlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
@@ -19,6 +19,7 @@ from bench.shared.measure import cpu_seconds
 from node.values.groups.sampling_parameters import SamplingParameters
 from sampler.config import SamplerConfig
 from sampler.engines.engine import GenerationRequest
+from sampler.engines.stepping import RequestChange, StepResults, step_on
 from sampler.engines.words.model_words import ArrayWords, copy_words
 from sampler.sampler_role import load_configured_engine
 
@@ -170,8 +171,45 @@ class BareVllm(_Measured):
         return sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
 
 
+@dataclass(slots=True)
+class Flow:
+    """The other end of an engine's steps: adds requests and counts what is finished."""
+
+    request: Callable[[int], GenerationRequest]
+    is_due: Callable[[], bool] = lambda: False
+    """Whether something else is to be done before the next step."""
+    repeats: Callable[[], bool] = lambda: False
+    """Whether a finished group is added once more."""
+    added: int = 0
+    running: int = 0
+    tokens: int = 0
+    longest_turn_s: float = 0.0
+    """The longest time between two looks at the results."""
+    _next: list[RequestChange] = field(default_factory=list)
+    _told_s: float = field(default_factory=time.perf_counter)
+
+    def add(self, number: int) -> None:
+        self._next.append(self.request(number))
+        self.added, self.running = self.added + 1, self.running + 1
+
+    def changes(self, *, running: int) -> Sequence[RequestChange] | None:
+        if not self.running or self.is_due():
+            return None
+        changes, self._next = self._next, []
+        return changes
+
+    def tell(self, results: StepResults) -> None:
+        self.longest_turn_s = max(self.longest_turn_s, time.perf_counter() - self._told_s)
+        self._told_s = time.perf_counter()
+        for finished in results.finished:
+            self.tokens += sum(len(completion.token_ids) for completion in finished.completions)
+            self.running -= 1
+            if self.repeats():
+                self.add(int(finished.request_id))
+
+
 class Ours(_Measured):
-    """An engine of the sampler, each step a task of its thread, as a sampler drives it."""
+    """An engine of the sampler, which steps on in its thread, as in a sampler."""
 
     def __init__(self, load: Load, engine: str, thread: ThreadPoolExecutor) -> None:
         self.load = load
@@ -195,12 +233,9 @@ class Ours(_Measured):
         self._version = 0
 
     def generate(self) -> int:
-        for number in range(self.load.groups):
-            self._add(number)
-        finished: list[GenerationRequest] = []
-        while len(finished) < self.load.groups:
-            finished += self._call(self._engine.step)
-        return sum(len(one.token_ids) for group in finished for one in group.completions)
+        flow = self._flow()
+        self._call(lambda: step_on(self._engine, flow))
+        return flow.tokens
 
     def lost(self, *, versions: int, every_s: float) -> dict[str, float]:
         """Measure what versions cost, against as many groups without them."""
@@ -219,26 +254,19 @@ class Ours(_Measured):
 
     def _stream(self, change: Callable[[], None], *, versions: int, every_s: float, groups: int) -> Stream:
         """Keep every row busy until ``versions`` were taken and ``groups`` added; then finish these."""
-        for number in range(self.load.groups):
-            self._add(number)
-        added = running = self.load.groups
-        made, tokens, change_s, longest_turn_s = 0, 0, 0.0, 0.0
-        began, processor = time.perf_counter(), self.processor_s()
-        while running:
-            turn_began = time.perf_counter()
-            if made < versions and turn_began >= began + (made + 1) * every_s:
+        made, change_s, began, processor = 0, 0.0, time.perf_counter(), self.processor_s()
+        flow = self._flow()
+        flow.is_due = lambda: made < versions and time.perf_counter() >= began + (made + 1) * every_s
+        flow.repeats = lambda: made < versions or flow.added < groups
+        while flow.running:
+            if flow.is_due():
+                change_began = time.perf_counter()
                 self._call(change)
                 made += 1
-                change_s += time.perf_counter() - turn_began
-            for finished in self._call(self._engine.step):
-                tokens += sum(len(completion.token_ids) for completion in finished.completions)
-                running -= 1
-                if made < versions or added < groups:
-                    self._add(int(finished.request_id))
-                    added, running = added + 1, running + 1
-            longest_turn_s = max(longest_turn_s, time.perf_counter() - turn_began)
-        taken = Round(tokens, time.perf_counter() - began, self.processor_s() - processor)
-        return Stream(taken, added, change_s, longest_turn_s)
+                change_s += time.perf_counter() - change_began
+            self._call(lambda: step_on(self._engine, flow))
+        taken = Round(flow.tokens, time.perf_counter() - began, self.processor_s() - processor)
+        return Stream(taken, flow.added, change_s, flow.longest_turn_s)
 
     def _changing(self) -> Callable[[], None]:
         """Return what puts the words that are there in place once more, as those of another version."""
@@ -261,10 +289,14 @@ class Ours(_Measured):
 
         return change
 
-    def _add(self, number: int) -> None:
+    def _flow(self) -> Flow:
+        """Return a flow to which every group was added."""
         load = self.load
-        request = GenerationRequest(str(number), load.prompts()[number], load.completions, load.sampling)
-        self._call(lambda: self._engine.add(request))
+        prompts = load.prompts()
+        flow = Flow(lambda n: GenerationRequest(str(n), prompts[n], load.completions, load.sampling))
+        for number in range(load.groups):
+            flow.add(number)
+        return flow
 
     def _call(self, call: Callable[[], T]) -> T:
         return self._thread.submit(call).result()

@@ -31,7 +31,7 @@ _OURS: Final[Mapping[str, str]] = {
     "enable_lora": "it would compute with other words than the learner signed",
     "logprobs_mode": "recorded logprobs are those tokens were drawn from",
     "speculative_config": "no version is known of the tokens it drafts",
-    "async_scheduling": "a step must have ended before the weights change",
+    "async_scheduling": "set async_scheduling",
     "skip_tokenizer_init": "stop strings need the tokenizer",
 }
 """Arguments of vLLM's that are set here or must not be set, and why."""
@@ -80,9 +80,9 @@ class VllmOptions(_Options):
     """Most tokens of a prompt and a completion together. Fewer leave memory for more completions at once.
     Unset: as many as the model allows and the memory for keys and values holds."""
 
-    batch: int = Field(default=256, ge=1, le=65536)
+    batch: int | None = Field(default=None, ge=1, le=65536)
     """Most completions generated at once; the rest waits. At most sampler.concurrency_groups times the size
-    of a group are added."""
+    of a group are added. Unset: what vLLM takes, 1024 on a GPU of 70 GB and more, else 256."""
 
     memory_share: float = Field(default=0.9, gt=0, le=1)
     """Share of the GPU's memory for weights, keys and values. Lower it where something else uses the GPU."""
@@ -94,6 +94,10 @@ class VllmOptions(_Options):
     tensor_parallel: int = Field(default=1, ge=1, le=64)
     """Devices that share the model, each with a worker process of its own. At most the number of the model's
     key-value heads, of which it must be a divisor."""
+
+    async_scheduling: bool = False
+    """Whether a step is prepared while the GPU computes the one before, so that the GPU does not wait. Every
+    completion then costs one more step, whose token is thrown away. It has not been tried on a GPU."""
 
     extra_arguments: Annotated[dict[str, Any], AfterValidator(_check_extra_arguments)] = Field(
         default_factory=dict

@@ -128,8 +128,7 @@ def test_logprobs_are_those_of_the_version_each_token_names(driven: Driven, othe
         driven.add(prompt, PLAIN, completions=6)
     while driven.engine.waiting:
         driven.step()
-    for _ in range(4):
-        driven.step()
+    driven.steps(4)
     after = driven.take(other)
     driven.add("added later", PLAIN)
     finished = driven.run_out()
@@ -150,8 +149,7 @@ def test_versions_that_come_in_the_midst_of_the_one_before_leave_every_logprob_e
     while driven.engine.waiting:
         driven.step()
     for words in (other, driven.base, other, driven.base):
-        for _ in range(5):
-            driven.step()
+        driven.steps(5)
         driven.take(words)
     finished = driven.run_out()
     assert set(finished) == set(PROMPTS)
@@ -177,8 +175,7 @@ def test_kept_caches_make_logprobs_those_of_the_mixture_each_token_was_drawn_fro
         driven.step()
     apart = []
     for _ in range(2):
-        for _ in range(4):
-            driven.step()
+        driven.steps(4)
         driven.take(driven.shuffled)
     finished = driven.run_out()
     for prompt in PROMPTS:

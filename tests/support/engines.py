@@ -18,10 +18,14 @@ from sampler.config import SamplerConfig
 from sampler.engines.decoding.cached_model import cache_argument
 from sampler.engines.engine import Engine, GenerationRequest
 from sampler.engines.engine_registry import ENGINES, OF_KIND, has_vllm
+from sampler.engines.own_process.process_engine import ProcessEngine
+from sampler.engines.stepping import step_on
 from sampler.engines.words.model_words import ArrayWords, copy_words
 from sampler.sampler_role import load_configured_engine
+from support.async_vllm import allow_async_scheduling
 from support.gpu import DEVICE
 from support.model_words import words_of
+from support.step_exchanges import Scripted
 from support.torch_engines import put_words, scores_of
 from support.vllm_servers import options_of
 
@@ -33,9 +37,9 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "remote": {"poll_s": 0.005},
 }
 
-OWN, TWO, CUDA = "-own", "-two", "-cuda"
+OWN, TWO, CUDA, ASYNC = "-own", "-two", "-cuda", "-async"
 """End the name of an engine that is to run in a process of its own, or on two devices, or (-two-own) both; or
-on a GPU, maybe (-cuda-own) in a process of its own."""
+on a GPU, maybe (-cuda-own) in a process of its own; or to begin each step before the last one has ended."""
 
 WAYS = [
     (engine, apply)
@@ -47,6 +51,7 @@ WAYS = [
         ("torch-cuda", "in_place"),
         ("torch-cuda-own", "in_place"),
         ("vllm", "in_place"),
+        ("vllm-async", "in_place"),
         ("vllm-own", "in_place"),
         ("vllm-two", "in_place"),
         ("vllm-cuda", "in_place"),
@@ -79,12 +84,15 @@ assert ENGINES.keys() - OF_KIND.keys() == OPTIONS.keys()
 
 def settings_of(engine: str, model_dir: Path, **options: Any) -> dict[str, Any]:
     """Return a sampler's settings for an engine of ``WAYS``, with the smallest memory; start its server."""
-    name = engine.removesuffix(OWN).removesuffix(TWO).removesuffix(CUDA)
+    name = engine.removesuffix(OWN).removesuffix(TWO).removesuffix(CUDA).removesuffix(ASYNC)
     workers = 2 if TWO in engine else 1
     if name == "remote":
         options |= options_of(model_dir, workers=workers)
     elif workers == 2:
         options["tensor_parallel"] = workers
+    elif engine.endswith(ASYNC):
+        allow_async_scheduling()
+        options["async_scheduling"] = True
     return {
         "engine": name,
         "engine_process": "own" if engine.endswith(OWN) else "inside",
@@ -155,11 +163,24 @@ class Driven:
     def step(self) -> None:
         self.finished |= {request.request_id: request for request in self.engine.step()}
 
+    def steps(self, count: int) -> None:
+        """Take steps one after the other, as a sampler's thread does; a process would take some more."""
+        if isinstance(self.engine, ProcessEngine):
+            for _ in range(count):
+                self.step()
+        else:
+            self._step_on(Scripted(*[()] * count, None))
+
     def run_out(self) -> dict[str, GenerationRequest]:
         while self.engine.running:
-            self.step()
+            self._step_on(Scripted())
         finished, self.finished = self.finished, {}
         return finished
+
+    def _step_on(self, exchange: Scripted) -> None:
+        step_on(self.engine, exchange)
+        for results in exchange.told:
+            self.finished |= {request.request_id: request for request in results.finished}
 
     def recomputed(
         self, prompt: str, completion: Completion, sampling: SamplingParameters

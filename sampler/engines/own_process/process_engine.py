@@ -1,13 +1,15 @@
 """An engine in a process of its own, driven from here: the same calls, and words through shared memory.
 
-    sampler                               engine's process
-    add, cancel, step, settle, serve ---> the engine, which does nothing unasked
-    move frames ------------------------> its live words, at any time
-         '--- shared memory -----'
+    sampler                                        engine's process
+    add, cancel, step, settle, serve ------------> the engine, which does nothing unasked
+    step_on --> changes of requests, halt -------> steps until it is halted
+       ^------- results <------------------------'
+    move frames ---------------------------------> its live words, at any time
+         '------- shared memory ---------'
 
-The process takes no step unless it is told to, so all that holds of an engine here holds of one there. A call
-that takes longer than the limit means that it hangs: it is killed with all it started. Threads that wait for
-an answer of a process that has ended get an ``EngineEndedError``.
+The process takes no step unless it is told to, so all that holds of an engine here holds of one there. An
+answer, or results, that take longer than the limit mean that it hangs: it is killed with all it started.
+Threads that wait for an answer of a process that has ended get an ``EngineEndedError``.
 """
 
 import contextlib
@@ -16,19 +18,26 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from subprocess import DEVNULL, Popen, TimeoutExpired
 from typing import Final
-
-import numpy as np
 
 from node.errors import ConfigError, StartupError
 from node.telemetry.printed_lines import PrintedLines
 from node.weights.format.layout import Layout, TensorSpec
 from sampler.engines.engine import EngineSettings, GenerationRequest
-from sampler.engines.own_process.messages import Message, error_from, receive, request_from, send
+from sampler.engines.own_process.messages import (
+    Message,
+    error_from,
+    integers_from,
+    receive,
+    request_from,
+    results_from,
+    send,
+)
 from sampler.engines.restartable_engine import EngineEndedError
+from sampler.engines.stepping import StepExchange
 from sampler.engines.text.model_tokenizer import tokenizer_of
 from sampler.engines.words.frame_memory import mapped, unnamed_frame_memory
 from sampler.engines.words.model_words import THREADS
@@ -43,6 +52,10 @@ CLOSE_LIMIT_S: Final = 10.0
 
 PRINTED_LIMIT_S: Final = 1.0
 """Longest wait for the end of what a process printed that has ended: a child of its own may hold the pipe."""
+
+Say = Callable[[Message], None]
+Hear = Callable[[str], Message]
+"""Takes what the process is to do meanwhile, for an error."""
 
 
 class ProcessEngine:
@@ -84,7 +97,7 @@ class ProcessEngine:
             TensorSpec(name, tuple(shape), dtype) for name, shape, dtype in description["tensors"]
         )
         assert self.layout.digest.hex() == description["layout_digest"]
-        self.probe = np.array(description["probe"], np.int32)
+        self.probe = integers_from(description["probe"])
         self._step_limit_s = step_limit_s
         self.weights = SharedWords(
             self.layout,
@@ -102,6 +115,22 @@ class ProcessEngine:
 
     def step(self) -> list[GenerationRequest]:
         return [request_from(fields) for fields in self._call({"call": "step"})["finished"]]
+
+    def step_on(self, exchange: StepExchange) -> None:
+        if (changes := exchange.changes(running=self.running)) is None:
+            return
+        with self._process.talk(0, limit_s=self._step_limit_s) as (say, hear):
+            say({"call": "step_on"})
+            is_last = False
+            while not is_last:
+                if changes:
+                    say({"call": "change", "changes": changes})
+                reply = hear("step")
+                is_last = reply.get("is_last", False)
+                self.running, self.waiting = reply["running"], reply["waiting"]
+                exchange.tell(results_from(reply))
+                if changes is not None and (changes := exchange.changes(running=self.running)) is None:
+                    say({"call": "halt"})
 
     def serve(self, version: int) -> None:
         self._call({"call": "serve", "version": version})
@@ -160,25 +189,46 @@ class _Process:
         self.process_id: int = self._process.pid
 
     def ask(self, channel: int, message: Message, *, limit_s: float) -> Message:
-        """Ask a question over one of the connections and return the answer.
+        """Ask a question over one of the connections and return the answer; errors as of ``talk``."""
+        with self.talk(channel, limit_s=limit_s) as (say, hear):
+            say(message)
+            return hear(message.get("call", "load"))
 
-        Raises:
-            EngineEndedError: the process has ended, or was killed because it did not answer in time.
+    @contextlib.contextmanager
+    def talk(self, channel: int, *, limit_s: float) -> "Iterator[tuple[Say, Hear]]":
+        """Lend one of the connections: what sends a message, and what returns the next one.
+
+        Both raise:
+            EngineEndedError: the process has ended, or was killed because it sent nothing in time.
             HeteroRLError, ValueError, RuntimeError: see ``error_from``.
         """
         connection, is_busy = self._channels[channel]
-        with is_busy:
+
+        def say(message: Message) -> None:
             try:
                 send(connection, message)
+            except OSError as error:
+                raise self._ended() from error
+
+        def hear(what: str) -> Message:
+            try:
                 if not connection.poll(limit_s):
-                    what = f"took longer than {limit_s:g} s to {message.get('call', 'load')}"
-                    raise EngineEndedError(f"the engine's process {what}, and was killed: {self._kill()}")
+                    raise EngineEndedError(
+                        f"the engine's process took longer than {limit_s:g} s to {what}, and was killed: "
+                        f"{self._kill()}"
+                    )
                 reply = receive(connection)
             except (EOFError, OSError) as error:
-                raise EngineEndedError(f"the engine's process has ended: {self._kill()}") from error
-        if "error" in reply:
-            raise error_from(reply)
-        return reply
+                raise self._ended() from error
+            if "error" in reply:
+                raise error_from(reply)
+            return reply
+
+        with is_busy:
+            yield say, hear
+
+    def _ended(self) -> EngineEndedError:
+        return EngineEndedError(f"the engine's process has ended: {self._kill()}")
 
     def end(self, *, limit_s: float) -> None:
         """Ask it to end, kill what is left of it, and close the connections."""

@@ -26,6 +26,7 @@ from node.errors import ConfigError, Reason, RefusedError, StartupError
 from node.values.groups.rollout import Completion
 from sampler.engines.engine import TEXT_PROBE, EngineSettings, GenerationRequest, check_fits
 from sampler.engines.engine_options import VllmOptions
+from sampler.engines.stepping import StepExchange, StepResults, keep_stepping
 from sampler.engines.text.model_tokenizer import ModelTokenizer
 from sampler.engines.vllm.completions import completion_of, sampling_arguments
 from sampler.engines.words.frame_memory import Rooms, make_frame_memory, remove_frame_memory
@@ -48,6 +49,8 @@ from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.engine.arg_utils import EngineArgs
 from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from sampler.engines.vllm.model_directory import DeclaredTensors
@@ -94,7 +97,10 @@ class VllmEngine:
             arguments = _arguments(settings, options, seed=seed)
             self._take_thread()
             with named_here() as directory:
-                self._engine: Any = LLMEngine.from_engine_args(arguments)
+                # Of what is not said, vLLM chooses what draws most tokens, not what answers soonest.
+                self._engine: Any = LLMEngine.from_engine_args(
+                    arguments, usage_context=UsageContext.LLM_CLASS
+                )
                 rooms = self._rooms(directory, session, options.tensor_parallel)
                 held = self._ask("begin_session", session, str(seed))
                 self._ask("end_with_the_sampler")
@@ -132,13 +138,13 @@ class VllmEngine:
 
     @property
     def waiting(self) -> int:
-        states = list(self._engine.output_processor.request_states.values())
-        begun = {
-            (state.parent_req or state).external_req_id
-            for state in states
-            if state.detokenizer.num_output_tokens()
-        }
-        return len(self._running.keys() - begun)
+        return sum(not self._has_begun(request_id) for request_id in list(self._running))
+
+    def _has_begun(self, request_id: str) -> bool:
+        """Return whether one of the request's completions has a token."""
+        outputs = self._engine.output_processor
+        states = map(outputs.request_states.get, list(outputs.external_req_ids.get(request_id, ())))
+        return any(state is not None and state.detokenizer.num_output_tokens() for state in states)
 
     def add(self, request: GenerationRequest) -> None:
         larger = "raise context_tokens in sampler.engine_options"
@@ -164,20 +170,12 @@ class VllmEngine:
             self._engine.abort_request(known)
 
     def step(self) -> list[GenerationRequest]:
-        self._take_thread()
-        with self._workers_answer:
-            outputs = self._engine.step()
-        return [
-            replace(
-                request,
-                completions=tuple(
-                    _completion(completion, request)
-                    for completion in sorted(output.outputs, key=lambda completion: completion.index)
-                ),
-            )
-            for output in outputs
-            if output.finished and (request := self._running.pop(output.request_id, None)) is not None
-        ]
+        return self._step() + self._finish_steps()
+
+    def step_on(self, exchange: StepExchange) -> None:
+        keep_stepping(self, exchange, step=self._step)
+        if finished := self._finish_steps():
+            exchange.tell(StepResults(finished))
 
     def serve(self, version: int) -> None:
         if version < self._version:
@@ -195,6 +193,34 @@ class VllmEngine:
         del self._engine
         gc.collect()
         cleanup_dist_env_and_memory()
+
+    def _step(self) -> list[GenerationRequest]:
+        """Take a step, or with async scheduling begin one and end the one before."""
+        self._take_thread()
+        with self._workers_answer:
+            outputs = self._engine.step()
+        return [
+            replace(
+                request,
+                completions=tuple(
+                    _completion(completion, request)
+                    for completion in sorted(output.outputs, key=lambda completion: completion.index)
+                ),
+            )
+            for output in outputs
+            if output.finished and (request := self._running.pop(output.request_id, None)) is not None
+        ]
+
+    def _finish_steps(self) -> list[GenerationRequest]:
+        """End the steps that have begun, with the words and under the version that they began with."""
+        core = self._engine.engine_core.engine_core
+        if not core.batch_queue:
+            return []
+        core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+        try:
+            return [request for _ in range(len(core.batch_queue)) for request in self._step()]
+        finally:
+            core.scheduler.set_pause_state(PauseState.UNPAUSED)
 
     def _rooms(self, directory: Path, session: str, workers: int) -> Rooms | None:
         """Share memory with several workers; one is in this process."""
@@ -251,7 +277,7 @@ def _arguments(settings: EngineSettings, options: VllmOptions, *, seed: int) -> 
                 # Other kernels for GPUs permute the words of experts.
                 "moe_backend": "auto" if is_cpu else "triton",
                 "logprobs_mode": "processed_logprobs",
-                "async_scheduling": False,
+                "async_scheduling": options.async_scheduling,
                 "device_ids": options.device_ids(settings.device),
                 "tensor_parallel_size": options.tensor_parallel,
                 "distributed_executor_backend": "uni" if options.tensor_parallel == 1 else "mp",

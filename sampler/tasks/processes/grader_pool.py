@@ -33,6 +33,11 @@ from sampler.tasks.task import CompletionText, Message
 SLOW_S: Final = 0.1
 """A request that takes longer may hang. Longer than a fast task takes, and far below any limit."""
 
+LOOKS: Final = 4
+"""A request is slow once the event loop has looked for its answer this often, over ``SLOW_S``: a loop that is
+late itself has not read answers that are there. An engine that held the interpreter lock once had every
+process taken for one that hangs, and a seventh of the loop's time went into starting more."""
+
 _ORDER: Final = (Request.GRADE, Request.REPLY, Request.PROMPT)
 
 QUICK: Final = 2
@@ -178,12 +183,17 @@ class GraderPool:
 
     @contextlib.contextmanager
     def _watched(self, grader: Grader) -> Iterator[None]:
-        notice = asyncio.get_running_loop().call_later(self._slow_s, self._note_slow, grader)
+        watching = asyncio.create_task(self._watch(grader))
         try:
             yield
         finally:
-            notice.cancel()
+            watching.cancel()
             self._slow.discard(grader)
+
+    async def _watch(self, grader: Grader) -> None:
+        for _ in range(LOOKS):
+            await asyncio.sleep(self._slow_s / LOOKS)
+        self._note_slow(grader)
 
     async def _take(self, queue: deque[asyncio.Future[Grader]]) -> Grader:
         if self._idle:

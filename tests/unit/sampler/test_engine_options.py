@@ -27,10 +27,26 @@ def test_options_of_the_chosen_engine_are_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("settings", "process"),
+    [
+        ('engine = "vllm"\ndevice = "cuda:1"', "own"),
+        ('engine = "vllm"\ndevice = "cpu"', "inside"),
+        ('engine = "torch"\ndevice = "cuda"', "inside"),
+        ('engine = "vllm"\ndevice = "cuda"\nengine_process = "inside"', "inside"),
+        ('engine = "torch"\nengine_process = "own"', "own"),
+    ],
+)
+def test_only_vllm_on_a_gpu_has_a_process_of_its_own_unless_told(
+    tmp_path: Path, settings: str, process: str
+) -> None:
+    assert resolved(tmp_path, settings).engine_process == process
+
+
+@pytest.mark.parametrize(
     ("engine", "options", "rule"),
     [
         ("vllm", "batches = 4", "the engine vllm has no option 'batches', did you mean batch?"),
-        ("vllm", "zzz = 4", "the engine vllm has no option 'zzz', there are batch, context_tokens, "),
+        ("vllm", "zzz = 4", "the engine vllm has no option 'zzz', there are async_scheduling, batch, "),
         ("vllm", "batch = 0", "batch = 0 must be greater than or equal to 1"),
         ("vllm", "memory_share = 1.5", "memory_share = 1.5 must be less than or equal to 1"),
         ("vllm", 'kv_cache = "drop"', "kv_cache = 'drop' must be 'recompute' or 'keep'"),

@@ -118,6 +118,30 @@ async def test_nothing_is_generated_while_no_version_is_served(model_dir: Path) 
         assert (await made.finished.get()).request_id == "a"
 
 
+async def test_a_step_does_not_wait_for_the_event_loop(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with generating(model_dir) as made:
+        engine = made.engine.current
+        step, left, ended = engine.step, 10_000, threading.Event()
+
+        def counted() -> list[GenerationRequest]:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                ended.set()
+            return step()
+
+        monkeypatch.setattr(engine, "step", counted)
+        await made.serve(0)
+        made.add("long", LONG, completions=32)
+        made.add("first", SHORT)
+        assert (await made.finished.get()).request_id == "first"
+        left = 20
+        assert ended.wait(30)
+        assert (await made.finished.get()).request_id == "long"
+
+
 async def test_requests_that_wait_in_the_engine_are_counted(model_dir: Path) -> None:
     async with generating(model_dir) as made:
         made.engine.add(GenerationRequest("a", made.engine.tokenizer.encode("1"), 2, SHORT))

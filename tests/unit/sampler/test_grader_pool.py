@@ -1,6 +1,7 @@
 """Real processes: what hangs holds up nothing else, and what a process remembers stays with it."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest_asyncio
 
 from node.values.groups.failure import Failure
 from sampler.tasks.processes.grader_pool import GraderPool
+from sampler.tasks.processes.grader_process import Grader
 from sampler.tasks.processes.grader_requests import TaskError, TaskUnusableError
 from sampler.tasks.task import CompletionText, TaskSetup
 from support.bad_prompts import GO, HELD, PLACE
@@ -86,6 +88,31 @@ async def test_slow_prompts_are_made_side_by_side(make: Callable[..., GraderPool
     assert pool.processes == len(HELD)
     (place / GO).touch()
     await asyncio.gather(*held)
+
+
+def hold_up_the_event_loop(file: Path) -> None:
+    """Return long after a process has left ``file``, and its answer is there."""
+    while not file.exists():
+        time.sleep(0.01)
+    time.sleep(0.2)
+
+
+async def test_a_late_event_loop_is_not_taken_for_a_slow_process(place: Path) -> None:
+    made: list[Grader] = []
+
+    def make_one() -> Grader:
+        made.append(grader_of(TaskSetup("support.bad_prompts:HeldPrompts", {}, environment=[PLACE])))
+        return made[-1]
+
+    pool = GraderPool(make_one, most=3, slow_s=0.01)
+    await pool.start()
+    (place / GO).touch()
+    asked = asyncio.create_task(pool.prompt(1))
+    await asyncio.sleep(0)
+    hold_up_the_event_loop(place / "1")
+    await asked
+    await pool.close()
+    assert len(made) == 1
 
 
 async def test_what_hangs_holds_up_no_other_request(make: Callable[..., GraderPool]) -> None:

@@ -27,7 +27,9 @@ from sampler.engines.own_process.messages import (
 )
 from sampler.engines.own_process.process_engine import ProcessEngine
 from sampler.engines.restartable_engine import EngineEndedError
+from sampler.engines.stepping import RequestChange, StepResults, step_on
 from support.refusals import cannot_start, misconfigured, naming
+from support.step_exchanges import Scripted
 from support.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.usefixtures("warm_engines")
@@ -133,6 +135,35 @@ def test_a_process_that_does_not_answer_in_time_is_killed(model_dir: Path, call:
         long = GenerationRequest("a", np.zeros(1 << 20, np.int32), 1, SAMPLING)
         with naming(EngineEndedError, "-9"):
             engine.add(long)
+    assert not psutil.pid_exists(engine.process_id)
+    engine.close()
+
+
+def test_requests_come_and_go_while_the_process_steps_on(engine: ProcessEngine) -> None:
+    prompt = engine.tokenizer.encode("1+1=")
+    short = replace(SAMPLING, max_new_tokens=3)
+    groups = [GenerationRequest(str(number), prompt, 8, short) for number in range(64)]
+    # Longer than the connection takes, as are the results: neither end may wait for the other.
+    long = [GenerationRequest(f"long {n}", np.zeros(1 << 19, np.int32), 1, short) for n in range(4)]
+    changes: list[list[RequestChange]] = [[one, groups[0].request_id] for one in long]
+    exchange = Scripted(groups, *changes)
+    while not exchange.told or engine.running:
+        step_on(engine, exchange)
+    assert {*exchange.finished} | {"0"} == {request.request_id for request in groups}
+    refused = {name: error.reason for results in exchange.told for name, error in results.refused}
+    assert refused == {one.request_id: Reason.OVER_LIMIT for one in long}
+
+
+def test_a_process_that_hangs_while_it_steps_on_is_killed(model_dir: Path) -> None:
+    engine = ProcessEngine("torch", SamplerConfig(model_dir=model_dir, threads=1), step_limit_s=1.0)
+
+    class Stopping(Scripted):
+        def tell(self, results: StepResults) -> None:
+            os.kill(engine.process_id, signal.SIGSTOP)
+
+    prompt = engine.tokenizer.encode("1+1=")
+    with naming(EngineEndedError, "1 s", "-9"):
+        step_on(engine, Stopping([GenerationRequest("a", prompt, 32, SAMPLING)]))
     assert not psutil.pid_exists(engine.process_id)
     engine.close()
 
