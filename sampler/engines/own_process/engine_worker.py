@@ -72,7 +72,7 @@ def _called(engine: Engine, message: Message) -> Message:
         case "cancel":
             engine.cancel(message["request_ids"])
         case "step":
-            reply = {"finished": engine.step()}
+            reply = {"finished": engine.step(), "use": engine.use}
         case "settle":
             engine.weights.settle()
         case "serve":

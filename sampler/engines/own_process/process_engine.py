@@ -26,7 +26,7 @@ import numpy as np
 from node.errors import ConfigError, StartupError
 from node.telemetry.printed_lines import PrintedLines
 from node.weights.format.layout import Layout, TensorSpec
-from sampler.engines.engine import EngineSettings, GenerationRequest
+from sampler.engines.engine import EngineSettings, EngineUse, GenerationRequest
 from sampler.engines.own_process.messages import Message, error_from, receive, request_from, send
 from sampler.engines.restartable_engine import EngineEndedError
 from sampler.engines.text.model_tokenizer import tokenizer_of
@@ -93,6 +93,7 @@ class ProcessEngine:
             settle=lambda: self._call({"call": "settle"}),
         )
         self.running = self.waiting = 0
+        self.use = EngineUse()
 
     def add(self, request: GenerationRequest) -> None:
         self._call({"call": "add", "request": request})
@@ -101,7 +102,9 @@ class ProcessEngine:
         self._call({"call": "cancel", "request_ids": list(request_ids)})
 
     def step(self) -> list[GenerationRequest]:
-        return [request_from(fields) for fields in self._call({"call": "step"})["finished"]]
+        reply = self._call({"call": "step"})
+        self.use = EngineUse(**reply["use"])
+        return [request_from(fields) for fields in reply["finished"]]
 
     def serve(self, version: int) -> None:
         self._call({"call": "serve", "version": version})

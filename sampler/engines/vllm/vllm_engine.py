@@ -24,7 +24,14 @@ import torch
 
 from node.errors import ConfigError, Reason, RefusedError, StartupError
 from node.values.groups.rollout import Completion
-from sampler.engines.engine import TEXT_PROBE, EngineSettings, GenerationRequest, check_fits
+from sampler.engines.engine import (
+    CPU_ROWS,
+    TEXT_PROBE,
+    EngineSettings,
+    EngineUse,
+    GenerationRequest,
+    check_fits,
+)
 from sampler.engines.engine_options import VllmOptions
 from sampler.engines.text.model_tokenizer import ModelTokenizer
 from sampler.engines.vllm.completions import completion_of, sampling_arguments
@@ -78,12 +85,14 @@ class VllmEngine:
             )
         options = VllmOptions.model_validate(settings.engine_options)
         model_dir = settings.model_dir
+        self._most_rows = min(options.batch, CPU_ROWS) if settings.device == "cpu" else options.batch
         self._threads = settings.threads or torch.get_num_threads()
         self._thread: int | None = None
         self._workers_answer = threading.Lock()
         self._keeps_cache = options.kv_cache == "keep"
         self._running: dict[str, GenerationRequest] = {}
         self._version = 0
+        self.use = EngineUse()
         self._changes = 0
         """Changes of the words; a version that was damaged is written again."""
         session = secrets.token_hex(16)
@@ -167,6 +176,7 @@ class VllmEngine:
         self._take_thread()
         with self._workers_answer:
             outputs = self._engine.step()
+        self.use = self._use()
         return [
             replace(
                 request,
@@ -195,6 +205,16 @@ class VllmEngine:
         del self._engine
         gc.collect()
         cleanup_dist_env_and_memory()
+
+    def _use(self) -> EngineUse:
+        scheduler = self._engine.engine_core.engine_core.scheduler
+        drawn, waiting = scheduler.get_request_counts()
+        return EngineUse.of(
+            places_share=(drawn + waiting) / self._most_rows,
+            waiting=waiting,
+            wanted=sum(request.wanted for request in self._running.values()),
+            cache_share=scheduler.get_kv_cache_usage(),
+        )
 
     def _rooms(self, directory: Path, session: str, workers: int) -> Rooms | None:
         """Share memory with several workers; one is in this process."""

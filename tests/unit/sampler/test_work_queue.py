@@ -65,6 +65,30 @@ def test_a_full_submission_queue_stops_leasing_however_idle_the_engine() -> None
     assert work_queue.room() == 1
 
 
+def test_it_is_backed_up_where_finished_groups_keep_the_engine_from_more() -> None:
+    work_queue = loaded("a", "b", "c", "d", "e")
+    assert not work_queue.is_backed_up
+    for lease_id in "abcde":
+        work_queue.advance(lease_id, JobState.GRADING)
+    assert work_queue.is_backed_up
+    work_queue.settle("a")
+    assert not work_queue.is_backed_up
+
+
+def test_a_smaller_number_drops_nothing_and_a_larger_one_makes_room_at_once() -> None:
+    work_queue = generating("a", "b", "c")
+    work_queue.take(lease("d"), now=7.0)
+    work_queue.make_ready("d", PROMPT, now=7.0)
+    work_queue.concurrency_groups = 1
+    assert (work_queue.count(JobState.GENERATING), work_queue.room()) == (3, 0)
+    for lease_id in "ab":
+        work_queue.finish(lease_id, now=8.0)
+    assert work_queue.begin_next(now=8.0) is None
+    work_queue.concurrency_groups = 4
+    assert work_queue.begin_next(now=8.0) is not None
+    assert work_queue.room() == 2
+
+
 def test_every_lease_is_renewed_until_its_group_is_handed_in() -> None:
     work_queue = loaded("a", "b")
     work_queue.advance("a", JobState.SUBMITTING)
