@@ -265,16 +265,17 @@ def test_a_cancelled_request_is_forgotten_and_the_rest_stays_exact(driven: Drive
 
 def test_it_says_how_full_it_is(driven: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sampler.engines.remote.remote_engine.GAUGES_S", 0.0)
-    for number in range(200):
-        driven.add(f"{number}", PLAIN)
+    for prompt in (*PROMPTS, "8"):
+        driven.add(prompt, replace(PLAIN, max_new_tokens=40), completions=150)
     uses = []
     while driven.engine.running:
         driven.step()
         uses.append(driven.engine.use)
-    assert len(driven.run_out()) == 200
+    assert set(driven.run_out()) == {*PROMPTS, "8"}
     assert all(0.0 <= use.cache_share <= 1.0 and 0.0 <= use.asked_share <= MOST_ASKED for use in uses)
-    assert max(use.asked_share for use in uses) >= 1.0
-    assert min(use.asked_share for use in uses) < 0.5
+    # A server may have drawn some before it has read the next request.
+    assert max(use.asked_share for use in uses) > 0.5
+    assert uses[-1].asked_share < 0.5
 
 
 @pytest.mark.parametrize("prompt", ["1" * 250, ""], ids=["too long", "empty"])
