@@ -72,14 +72,14 @@ def _called(engine: Engine, message: Message) -> Message:
         case "cancel":
             engine.cancel(message["request_ids"])
         case "step":
-            reply = {"finished": engine.step(), "use": engine.use}
+            reply = {"finished": engine.step()}
         case "settle":
             engine.weights.settle()
         case "serve":
             engine.serve(message["version"])
         case unknown:
             raise ValueError(f"there is no call {unknown!r}")
-    return {**reply, "running": engine.running, "waiting": engine.waiting}
+    return {**reply, "running": engine.running, "waiting": engine.waiting, "use": engine.use}
 
 
 def _moved(engine: Engine, rooms: Rooms, threads: Executor, message: Message) -> Message:

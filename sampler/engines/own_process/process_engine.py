@@ -102,9 +102,7 @@ class ProcessEngine:
         self._call({"call": "cancel", "request_ids": list(request_ids)})
 
     def step(self) -> list[GenerationRequest]:
-        reply = self._call({"call": "step"})
-        self.use = EngineUse(**reply["use"])
-        return [request_from(fields) for fields in reply["finished"]]
+        return [request_from(fields) for fields in self._call({"call": "step"})["finished"]]
 
     def serve(self, version: int) -> None:
         self._call({"call": "serve", "version": version})
@@ -118,6 +116,7 @@ class ProcessEngine:
         """Ask the process for what its main thread does; see ``_Process.ask`` for errors."""
         reply = self._process.ask(0, message, limit_s=self._step_limit_s)
         self.running, self.waiting = reply["running"], reply["waiting"]
+        self.use = EngineUse(**reply["use"])
         return reply
 
 

@@ -85,7 +85,6 @@ class VllmEngine:
             )
         options = VllmOptions.model_validate(settings.engine_options)
         model_dir = settings.model_dir
-        self._most_rows = min(options.batch, CPU_ROWS) if settings.device == "cpu" else options.batch
         self._threads = settings.threads or torch.get_num_threads()
         self._thread: int | None = None
         self._workers_answer = threading.Lock()
@@ -132,6 +131,9 @@ class VllmEngine:
                 settle=partial(self._ask, "settle_frames", session),
                 elements=[worker["elements"] for worker in held],
             )
+        self._most_rows: int = self._engine.vllm_config.scheduler_config.max_num_seqs
+        if settings.device == "cpu":
+            self._most_rows = min(self._most_rows, CPU_ROWS)
         self._context_tokens: int = self._engine.model_config.max_model_len
         self._engine.set_weight_version("0")
 
