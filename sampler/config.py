@@ -17,6 +17,7 @@ from node.system.device import AUTO as AUTO_DEVICE
 from node.system.device import Device
 from node.system.extras import TORCH, NeededPackage
 from node.text.tokenizer import chat_template
+from node.values.limits import LEASES_PER_PEER
 from sampler.engines.engine_options import check_options
 from sampler.engines.engine_registry import AUTO, check_name, chosen_engine
 from sampler.tasks.processes.grader_process import START_TIMEOUT_S, environment
@@ -229,9 +230,10 @@ class SamplerConfig(GradingConfig):
     seed: int | None = Field(default=None, ge=0, lt=1 << 63)
     """Seed of the sampling. Unset: a new one at each start, so that no two samplers draw the same."""
 
-    concurrency_groups: int = Field(default=8, ge=1, le=4096)
+    concurrency_groups: int | None = Field(default=None, ge=1, le=LEASES_PER_PEER)
     """Groups generated at once. More of them use the device better, need more memory and make each group
-    take longer, so that it is staler."""
+    take longer, so that it is staler. Unset: as many as fill the engine, by its memory for keys and values
+    and the completions that it draws at once. The metric sampler_concurrency_groups has the number."""
 
     outbox_groups: int = Field(default=16, ge=1, le=4096)
     """Length of the submission queue: finished groups kept while the hub is away or slow. No more prompts are

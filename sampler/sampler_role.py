@@ -44,6 +44,7 @@ from sampler.engines.engine_registry import load_engine, load_in_own_process
 from sampler.engines.engine_thread import EngineThread
 from sampler.engines.restartable_engine import RestartableEngine
 from sampler.metrics import Pace, SamplerMetrics
+from sampler.rollouts.concurrency import FIRST_GROUPS
 from sampler.rollouts.group_pipeline import GroupPipeline
 from sampler.rollouts.group_submitter import GroupSubmitter
 from sampler.rollouts.leasing import TOO_OLD, Leasing
@@ -79,7 +80,7 @@ async def build(context: RoleContext) -> list[Service]:
     engine = await asyncio.to_thread(RestartableEngine, partial(load_configured_engine, config))
     metrics = SamplerMetrics(context.registry)
     work_queue = WorkQueue(
-        concurrency_groups=config.concurrency_groups, unsubmitted_groups=config.outbox_groups
+        concurrency_groups=config.concurrency_groups or FIRST_GROUPS, unsubmitted_groups=config.outbox_groups
     )
     policy = ServedPolicy(is_generating=work_queue.is_generating_by)
     # A process of its own bounds every call itself.
@@ -126,6 +127,9 @@ async def build(context: RoleContext) -> list[Service]:
         unbegun_groups=lambda: work_queue.count(*UNBEGUN),
         outbox_groups=lambda: work_queue.count(JobState.SUBMITTING),
         running_leases=lambda: len(work_queue),
+        concurrency_groups=lambda: work_queue.concurrency_groups,
+        engine_cache_ratio=lambda: engine.use.cache_share,
+        engine_asked_ratio=lambda: engine.use.asked_share,
         policy_age_seconds=lambda: held.age_s(context.clock.now() + membership.heartbeats.clock_offset_s),
         starving_seconds=policy_sync.starving_s,
     )

@@ -256,6 +256,12 @@ FLEET_SAMPLERS: Final = (
     Panel("Leases", "Worked on, and of these not begun: their prompts are being made or wait for the engine.",
           {"{{node}}": f"heterorl_sampler_running_leases{PEERS}",
            "{{node}}, not begun": f"heterorl_sampler_unbegun_groups{PEERS}"}),
+    Panel("Groups at once", "Generated at once, at most: as configured, or as many as fill the engine.",
+          {"{{node}}": f"heterorl_sampler_concurrency_groups{PEERS}"}),
+    Panel("Engine in use", "Of its memory for keys and values, and completions asked for over those it draws "
+          "at once.",
+          {"{{node}}, cache": f"heterorl_sampler_engine_cache_ratio{PEERS}",
+           "{{node}}, asked for": f"heterorl_sampler_engine_asked_ratio{PEERS}"}, SHARE),
     Panel("Groups to submit", "Graded groups that are not submitted yet.",
           {"{{node}}": f"heterorl_sampler_outbox_groups{PEERS}"}),
     Panel("Age of the policy sampled from", "Seconds since it was published.",

@@ -24,6 +24,13 @@ PROBE_ID: Final = "probe"
 TEXT_PROBE: Final = np.arange(4, dtype=np.int32)
 """The ``probe`` of engines that write text: tokens that any vocabulary has."""
 
+GPU_ROWS: Final = 256
+CPU_ROWS: Final = 64
+"""Completions drawn at once beyond which an engine hardly draws more tokens a second, unless its options say
+how many it draws; each group then only takes longer."""
+
+MOST_ASKED: Final = 2.0
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerationRequest:
@@ -36,6 +43,35 @@ class GenerationRequest:
     sampling: SamplingParameters
     completions: tuple[Completion, ...] = ()
     """All of them, or none yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineUse:
+    """How full an engine is at the end of a step, by the two things that may bound it."""
+
+    cache_share: float = 0.0
+    """Share of the memory for keys and values that completions fill; 0 where all that they may come to need
+    is set aside when they begin, or where nothing is cached."""
+    asked_share: float = 0.0
+    """Completions asked for over those that the engine draws at once; above 1 some wait. At most
+    ``MOST_ASKED``."""
+
+    @classmethod
+    def of(cls, *, places_share: float, waiting: float, wanted: int, cache_share: float = 0.0) -> "EngineUse":
+        """Return the use of an engine in which completions wait until there is a place for them.
+
+        Completions of a group end one after the other, so a group that waits has more of them left than one
+        that is being drawn. What waits is therefore compared with all that the requests ever wanted.
+
+        Args:
+            places_share: Of all places, what the completions need that are drawn or wait.
+            waiting: Completions that wait.
+            wanted: Completions of all requests in the engine, whether they wait, are drawn or have ended.
+        """
+        asked_share = min(places_share, 1.0)
+        if waiting:
+            asked_share = max(asked_share, wanted / max(wanted - waiting, 1))
+        return cls(cache_share, min(asked_share, MOST_ASKED))
 
 
 class EngineSettings(Protocol):
@@ -148,6 +184,10 @@ class Engine(Protocol):
     @property
     def waiting(self) -> int:
         """How many of ``running`` have no token yet: they wait for memory, or their prompt is being read."""
+
+    @property
+    def use(self) -> EngineUse:
+        """How full it was at the end of the newest step; for any thread."""
 
     def add(self, request: GenerationRequest) -> None:
         """Accept a request; it joins the running ones when memory allows.

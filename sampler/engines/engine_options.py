@@ -81,8 +81,9 @@ class VllmOptions(_Options):
     Unset: as many as the model allows and the memory for keys and values holds."""
 
     batch: int | None = Field(default=None, ge=1, le=65536)
-    """Most completions generated at once; the rest waits. At most sampler.concurrency_groups times the size
-    of a group are added. Unset: what vLLM takes, 1024 on a GPU of 70 GB and more, else 256."""
+    """Most completions generated at once; the rest waits. Unset: what vLLM takes, 1024 on a GPU of 70 GB and
+    more, else 256. Where sampler.concurrency_groups is unset, so many are asked for at once, or what the
+    memory holds if that is less; on a CPU 64 at most, which keep it busy."""
 
     memory_share: float = Field(default=0.9, gt=0, le=1)
     """Share of the GPU's memory for weights, keys and values. Lower it where something else uses the GPU."""

@@ -31,7 +31,7 @@ from node.errors import RefusedError
 from node.process.abandoned_threads import abandon
 from node.values.groups.sampling_parameters import SamplingParameters
 from node.values.policy import PolicyVersion
-from sampler.engines.engine import PROBE_ID, GenerationRequest
+from sampler.engines.engine import PROBE_ID, EngineUse, GenerationRequest
 from sampler.engines.restartable_engine import FAULTS, EngineEndedError, EngineFaultError, RestartableEngine
 from sampler.engines.stepping import RequestChange, StepResults, step_on
 from sampler.metrics import SamplerMetrics
@@ -92,6 +92,11 @@ class EngineThread:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
         policy.listen(lambda _: self._note_policy())
         metrics.watch(engine_waiting_requests=lambda: engine.waiting)
+
+    @property
+    def use(self) -> EngineUse:
+        """How full the engine is."""
+        return self._engine.use
 
     async def hand_over(self, change: Change) -> PolicyVersion | None:
         """Run ``change`` before the next step; RefusedError if it fails: the words are no version then."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from node.errors import Reason, RefusedError, StartupError
 from node.weights.format.layout import Layout
-from sampler.engines.engine import Engine, GenerationRequest, Tokenizer
+from sampler.engines.engine import Engine, EngineUse, GenerationRequest, Tokenizer
 from sampler.engines.words.model_words import LiveWords, ModelWords, Spares
 
 logger = logging.getLogger(__name__)
@@ -76,6 +76,11 @@ class RestartableEngine:
     @property
     def waiting(self) -> int:
         return 0 if self._engine is None else self._engine.waiting
+
+    @property
+    def use(self) -> EngineUse:
+        engine = self._engine
+        return EngineUse() if engine is None else engine.use
 
     def add(self, request: GenerationRequest) -> None:
         self.current.add(request)

@@ -1,4 +1,7 @@
-"""Leases prompts while there is room, and gives back leases that will not be answered."""
+"""Leases prompts while there is room, and gives back leases that will not be answered.
+
+How much room there is the work queue says; ``fill_engine`` sizes it by how full the engine is.
+"""
 
 import asyncio
 import contextlib
@@ -16,6 +19,8 @@ from node.values.groups.failure import FailedLease, Failure
 from node.values.groups.rollout import LeaseGrant, PromptLease
 from node.values.limits import LEASES_PER_PEER, LEASES_PER_REQUEST
 from node.values.policy import PolicyVersion
+from sampler.engines.engine import EngineUse
+from sampler.rollouts.concurrency import Concurrency
 from sampler.rollouts.work_queue import JobState, WorkQueue
 from sampler.served_policy import ServedPolicy
 
@@ -49,6 +54,9 @@ LOOK_AGAIN_S: Final = 1.0
 SHORTEST_WAIT_S: Final = 0.05
 LONGEST_WAIT_S: Final = 30.0
 """Limits on the wait that a hub asks for."""
+
+READING_S: Final = 0.1
+"""How often the engine is asked how full it is."""
 
 GRANT_WAIT_S: Final = 2.0
 """How long a stopping sampler waits for the answer to its last request for leases. Leases that it never hears
@@ -89,6 +97,8 @@ class Leasing:
         self._failed: list[FailedLease] = []
         self._bound: str | None = None
         """Name of what holds this sampler back: the limit on its last request, or a backlog."""
+        self._is_held_back = True
+        """Whether it got fewer leases than it has room for, when it last asked."""
         self._order = ""
         """The operator's order that holds this sampler back; empty: none."""
         self._changed = asyncio.Event()
@@ -144,11 +154,35 @@ class Leasing:
                 await self.give_back_now()
                 await self._fill(take)
             except (ConnectionLost, RefusedError) as error:
+                self._is_held_back = True
                 if isinstance(error, RefusedError) and error.reason is Reason.BASE_MISMATCH:
                     raise
                 logger.warning("no leases", extra={"detail": str(error)})
                 with self._node_metrics.waiting("hub"):
                     await self._backoff.wait()
+
+    async def fill_engine(
+        self, use: Callable[[], EngineUse], *, are_graders_late: Callable[[], bool]
+    ) -> None:
+        """Size the work queue so that its groups fill the engine, by its ``use``, until cancelled."""
+        concurrency = Concurrency(now=self._monotonic())
+        while True:
+            await asyncio.sleep(READING_S)
+            if self._policy.served is None:  # the engine draws nothing
+                concurrency.begin(now=self._monotonic())
+                continue
+            concurrency.note(
+                use(),
+                is_held_back=self._is_held_back
+                or self.work_queue.backlog() is not None
+                or are_graders_late(),
+                group_s=self.work_queue.group_s,
+                now=self._monotonic(),
+            )
+            if concurrency.groups != self.work_queue.concurrency_groups:
+                logger.debug("groups at once", extra={"groups": concurrency.groups})
+                self.work_queue.concurrency_groups = concurrency.groups
+                self._changed.set()
 
     async def give_back_now(self) -> None:
         """Return unwanted and failed leases to the hub.
@@ -177,7 +211,7 @@ class Leasing:
                 await wait_at_most(self._changed, LOOK_AGAIN_S)
             self._bound = None
             return
-        if self._failures_in_a_row >= FAILURES_IN_A_ROW:
+        if is_failing := self._failures_in_a_row >= FAILURES_IN_A_ROW:
             with self._node_metrics.waiting("task that works"):
                 await self._pause(self._failing.next_s(), until=lambda: not self._failures_in_a_row)
             room = 1
@@ -188,7 +222,9 @@ class Leasing:
         self._note_order(grant.waits_for if grant.waits_for in ORDERS else "")
         if grant.waits_for not in UNDECIDED:
             self._policy.answered(served.number, grant, had_to_ask=has_to_ask, now=self._monotonic())
-        if all([take(lease) for lease in grant.leases]):
+        is_work = all([take(lease) for lease in grant.leases])
+        self._is_held_back = is_failing or not is_work or len(grant.leases) < room
+        if is_work:
             self._backoff.reset()
             if len(grant.leases) == room:
                 return

@@ -60,15 +60,19 @@ class WorkQueue:
     the engine becomes free, its next prompt should be ready. While a group takes g seconds,
     concurrency * p / g places become free in the p seconds that one prompt takes (Little's law): that
     many wait before them, and none where prompts are instant: nobody else can have a lease that waits here.
+
+    Attributes:
+        concurrency_groups: May change; groups that are generating go on.
+        group_s: Running mean of the time to generate a group; None: none was generated yet.
     """
 
     def __init__(self, *, concurrency_groups: int, unsubmitted_groups: int) -> None:
-        self._concurrency_groups = concurrency_groups
+        self.concurrency_groups = concurrency_groups
+        self.group_s: float | None = None
         self._unsubmitted_groups = unsubmitted_groups
         self._jobs: dict[str, Job] = {}
         self._prompt_s: float | None = None
-        self._group_s: float | None = None
-        """Running means of the time to a prompt and of the time to generate a group."""
+        """Running mean of the time to a prompt."""
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -84,9 +88,8 @@ class WorkQueue:
 
     def room(self) -> int:
         """Return how many leases to take now; 0 while too many groups wait to be submitted."""
-        limit = self._concurrency_groups + self._ahead()
-        unsubmitted = limit + self._unsubmitted_groups - len(self._jobs)
-        return max(0, min(limit - self.count(*NOT_GENERATED), unsubmitted))
+        in_all = self._limit() + self._unsubmitted_groups
+        return max(0, min(self._limit() - self.count(*NOT_GENERATED), in_all - len(self._jobs)))
 
     def is_generating_by(self, version: int) -> bool:
         """Return whether there are leases not yet generated that only this version may answer."""
@@ -109,7 +112,7 @@ class WorkQueue:
 
         The oldest of those that keep the sampler at a version, else the oldest.
         """
-        if self.count(JobState.GENERATING) >= self._concurrency_groups:
+        if self.count(JobState.GENERATING) >= self.concurrency_groups:
             return None
         ready = (job for job in self._jobs.values() if job.state is JobState.READY)
         job = min(ready, key=lambda job: job.lease.policy_version is None, default=None)
@@ -121,7 +124,7 @@ class WorkQueue:
         """Note that a group is generated and return its job; None if it was dropped meanwhile."""
         job = self.advance(lease_id, JobState.GRADING)
         if job is not None:
-            self._group_s = _mean(self._group_s, now - job.at_s)
+            self.group_s = _mean(self.group_s, now - job.at_s)
         return job
 
     def advance(self, lease_id: str, state: JobState) -> Job | None:
@@ -151,13 +154,17 @@ class WorkQueue:
             del self._jobs[lease_id]
         return dropped
 
+    def _limit(self) -> int:
+        """Return how many leases may be here whose groups are not generated."""
+        return self.concurrency_groups + self._ahead()
+
     def _ahead(self) -> int:
-        concurrency = self._concurrency_groups
-        if self._prompt_s is None or self._group_s is None:
+        concurrency = self.concurrency_groups
+        if self._prompt_s is None or self.group_s is None:
             return 0
-        if self._group_s <= 0:
+        if self.group_s <= 0:
             return concurrency if self._prompt_s > 0 else 0
-        return min(concurrency, int(concurrency * self._prompt_s / self._group_s + 0.5))
+        return min(concurrency, int(concurrency * self._prompt_s / self.group_s + 0.5))
 
 
 def _mean(mean: float | None, newest: float) -> float:

@@ -19,7 +19,7 @@ from node.weights.format.digests import Words, version_root, words_digest
 from node.weights.format.layout import Layout
 from node.weights.format.model_files import StoredDtypes
 from node.weights.format.model_tensors import tensor_specs
-from sampler.engines.engine import GenerationRequest
+from sampler.engines.engine import MOST_ASKED, GenerationRequest
 from sampler.engines.words.model_words import version_of
 from support.engines import NAMES, WAYS, Driven, load, marks_of, tolerance_of
 from support.refusals import refused
@@ -258,6 +258,21 @@ def test_a_cancelled_request_is_forgotten_and_the_rest_stays_exact(driven: Drive
     finished = driven.run_out()
     assert set(finished) == {"1+2="}
     driven.assert_scored("1+2=", finished["1+2="].completions, PLAIN)
+
+
+def test_it_says_how_full_it_is(driven: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sampler.engines.remote.remote_engine.GAUGES_S", 0.0)
+    for prompt in (*PROMPTS, "8"):
+        driven.add(prompt, replace(PLAIN, max_new_tokens=40), completions=150)
+    uses = []
+    while driven.engine.running:
+        driven.step()
+        uses.append(driven.engine.use)
+    assert set(driven.run_out()) == {*PROMPTS, "8"}
+    assert all(0.0 <= use.cache_share <= 1.0 and 0.0 <= use.asked_share <= MOST_ASKED for use in uses)
+    # A server may have drawn some before it has read the next request.
+    assert max(use.asked_share for use in uses) > 0.5
+    assert uses[-1].asked_share < 0.5
 
 
 @pytest.mark.parametrize("prompt", ["1" * 250, ""], ids=["too long", "empty"])

@@ -22,7 +22,7 @@ from node.values.groups.rollout import Completion, Finish, RolloutGroup
 from node.values.groups.sampling_parameters import SamplingParameters
 from node.values.groups.verdict import Verdict
 from sampler.config import SamplerConfig
-from sampler.engines.engine import GenerationRequest
+from sampler.engines.engine import MOST_ASKED, GenerationRequest
 from sampler.engines.engine_registry import load_engine
 from sampler.engines.words.model_words import ArrayWords, copy_words
 from sampler.sampler_role import load_configured_engine
@@ -60,6 +60,7 @@ def drawn(
     engine.add(GenerationRequest("1.1", engine.tokenizer.encode(text), wanted, sampling))
     assert (engine.running, engine.waiting) == (1, 1)
     [finished] = engine.step()
+    assert 0.0 < engine.use.asked_share <= MOST_ASKED
     assert (engine.running, finished.request_id) == (0, "1.1")
     return finished.completions
 

@@ -13,7 +13,10 @@ from node.exit_code import ExitCode
 from node.values.groups.rollout import RolloutGroup
 from node.values.groups.well_formed import check_group
 from node.wire.rollouts import encoded_from_wire, group_from_wire
+from sampler.engines.engine import EngineUse
 from sampler.engines.torch.torch_engine import TorchEngine
+from sampler.rollouts import leasing
+from sampler.rollouts.concurrency import Concurrency
 from sampler.tasks.addition import AdditionTask
 from support.hub import HandDrain, HandPeer, running_hub
 from support.identity import MadeRun
@@ -151,6 +154,28 @@ async def test_stopping_gives_leases_back_and_hands_in_what_is_finished(
         assert sampler.value("outbox_groups") == 0
         peers = {peer.node_id: peer for peer in (await learner.status()).peers}
         assert peers[made.sampler.node_id].state == "left"
+
+
+async def test_a_sampler_that_is_given_no_number_reads_how_full_its_engine_is(
+    made: MadeRun, base: TorchEngine, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings: list[EngineUse] = []
+
+    class Counted(Concurrency):
+        def note(self, use: EngineUse, *, is_held_back: bool, group_s: float | None, now: float) -> None:
+            readings.append(use)
+            self.groups = 5
+
+    monkeypatch.setattr(leasing, "READING_S", 0.01)
+    monkeypatch.setattr(leasing, "Concurrency", Counted)
+    async with (
+        running_hub(made, max_new_tokens=200, max_staleness_versions=50) as hub,
+        learning(hub, base, model_dir),
+        sampling(made, hub.address, model_dir, concurrency_groups=None) as sampler,
+    ):
+        await until(lambda: any(use.asked_share > 0 for use in readings))
+        assert sampler.value("concurrency_groups") == 5
+        assert await sampler.drained() is ExitCode.DRAINED
 
 
 async def test_a_sampler_that_does_not_know_the_runs_task_says_so_and_ends(

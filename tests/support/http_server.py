@@ -22,8 +22,8 @@ def posted_to(answer: Answer, *, version: str = "HTTP/1.0") -> AbstractContextMa
 
 
 @contextmanager
-def served(method: str, answer: Answer, *, version: str = "HTTP/1.0") -> Iterator[str]:
-    """Serve on a free port, where every request of a method is answered; yield the address."""
+def served(methods: str, answer: Answer, *, version: str = "HTTP/1.0") -> Iterator[str]:
+    """Serve on a free port, where every request of these methods is answered; yield the address."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = version
@@ -36,7 +36,8 @@ def served(method: str, answer: Answer, *, version: str = "HTTP/1.0") -> Iterato
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-    setattr(Handler, f"do_{method}", Handler.answer_it)
+    for method in methods.split():
+        setattr(Handler, f"do_{method}", Handler.answer_it)
     http = _Server(("127.0.0.1", 0), Handler)
     serving = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.05})
     serving.start()

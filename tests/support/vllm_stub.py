@@ -23,7 +23,7 @@ from sampler.engines.torch.torch_engine import TorchEngine
 from sampler.engines.words.frame_memory import Rooms, open_frame_memory
 from sampler.engines.words.model_words import ArrayWords
 from sampler.engines.words.shared_words import move_frames
-from support.http_server import posted_to
+from support.http_server import served
 from support.model_words import words_of
 
 PATIENCE_S = 20.0
@@ -80,6 +80,8 @@ class VllmStub:
     keys: set[str | None] = field(default_factory=set)
     hung_up: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     drawn: dict[str, int] = field(default_factory=dict)
+    metrics: bytes = b""
+    """Empty: the server was told to show none."""
     words: Words = field(init=False)
     version: str = "default"
     session: str = ""
@@ -92,6 +94,8 @@ class VllmStub:
 
     def answer(self, call: Call) -> None:
         path = call.path.partition("?")[0]
+        if path == "/metrics":
+            return call.send_bytes(self.metrics, status=200 if self.metrics else 404)
         name = call.body["method"] if path == "/collective_rpc" else path
         self.calls.append(name)
         if name in self.answers:
@@ -181,5 +185,5 @@ def listening(stub: VllmStub) -> Iterator[VllmStub]:
         stub.keys.add(handler.headers.get("Authorization"))
         stub.answer(Call(stub, handler, handler.path, json.loads(sent or b"null")))
 
-    with posted_to(answer, version="HTTP/1.1") as stub.address:
+    with served("GET POST", answer, version="HTTP/1.1") as stub.address:
         yield stub

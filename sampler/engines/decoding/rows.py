@@ -115,9 +115,13 @@ class MemoryBudget:
     spare_columns: int
     """Columns that a cache may have beyond those in use."""
 
+    def share(self, requests: Iterable[RunningRequest]) -> float:
+        """Return the share of the memory that ``requests`` need to run at once."""
+        return 0.0 if self.total_bytes is None else self._bytes(list(requests)) / self.total_bytes
+
     def has_room(self, requests: Iterable[RunningRequest]) -> bool:
         """Return whether ``requests`` may all run at once."""
-        return self.total_bytes is None or self._bytes(list(requests)) <= self.total_bytes
+        return self.share(requests) <= 1.0
 
     def check(self, running: RunningRequest) -> None:
         """Raise a RefusedError (OVER_LIMIT) for a request that never fits."""

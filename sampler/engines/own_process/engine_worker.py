@@ -107,7 +107,7 @@ def _called(engine: Engine, exchange: "_SamplerExchange", message: Message) -> M
 
 
 def _counts(engine: Engine) -> Message:
-    return {"running": engine.running, "waiting": engine.waiting}
+    return {"running": engine.running, "waiting": engine.waiting, "use": engine.use}
 
 
 class _SamplerExchange:

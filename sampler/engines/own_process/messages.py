@@ -1,6 +1,6 @@
 """Messages between a sampler and its engine's process, in JSON, with the bytes of arrays in base64.
 
-    {"call": "step"}                     ->  {"running": 3, "waiting": 1, "finished": [...]}
+    {"call": "step"}                     ->  {"running": 3, "waiting": 1, "use": {...}, "finished": [...]}
     {"call": "move", "moves": "read 5 0"} ->  {}, and the words in shared memory
     any call                             ->  {"error": "RefusedError", "fields": {...}}
 

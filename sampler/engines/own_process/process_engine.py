@@ -26,7 +26,7 @@ from typing import Final
 from node.errors import ConfigError, StartupError
 from node.telemetry.printed_lines import PrintedLines
 from node.weights.format.layout import Layout, TensorSpec
-from sampler.engines.engine import EngineSettings, GenerationRequest
+from sampler.engines.engine import EngineSettings, EngineUse, GenerationRequest
 from sampler.engines.own_process.messages import (
     Message,
     error_from,
@@ -106,6 +106,7 @@ class ProcessEngine:
             settle=lambda: self._call({"call": "settle"}),
         )
         self.running = self.waiting = 0
+        self.use = EngineUse()
 
     def add(self, request: GenerationRequest) -> None:
         self._call({"call": "add", "request": request})
@@ -127,7 +128,7 @@ class ProcessEngine:
                     say({"call": "change", "changes": changes})
                 reply = hear("step")
                 is_last = reply.get("is_last", False)
-                self.running, self.waiting = reply["running"], reply["waiting"]
+                self._note_counts(reply)
                 exchange.tell(results_from(reply))
                 if changes is not None and (changes := exchange.changes(running=self.running)) is None:
                     say({"call": "halt"})
@@ -143,8 +144,12 @@ class ProcessEngine:
     def _call(self, message: Message) -> Message:
         """Ask the process for what its main thread does; see ``_Process.ask`` for errors."""
         reply = self._process.ask(0, message, limit_s=self._step_limit_s)
-        self.running, self.waiting = reply["running"], reply["waiting"]
+        self._note_counts(reply)
         return reply
+
+    def _note_counts(self, reply: Message) -> None:
+        self.running, self.waiting = reply["running"], reply["waiting"]
+        self.use = EngineUse(**reply["use"])
 
 
 class _Process:

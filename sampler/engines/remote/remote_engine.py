@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from node.errors import StartupError
-from sampler.engines.engine import TEXT_PROBE, EngineSettings, GenerationRequest, check_fits
+from sampler.engines.engine import TEXT_PROBE, EngineSettings, EngineUse, GenerationRequest, check_fits
 from sampler.engines.engine_options import RemoteOptions
 from sampler.engines.remote.server_session import ServerSession
 from sampler.engines.remote.vllm_server import ServerError
@@ -30,12 +30,16 @@ from sampler.engines.words.shared_words import SharedWords
 LOOK_S: Final = 10.0
 """How often a server is asked for its progress, unless a request has no token yet: then in every step."""
 
+GAUGES_S: Final = 1.0
+"""How often a server is asked how full it is."""
+
 
 @dataclass(slots=True, eq=False)
 class _Running:
     """A request at the server."""
 
     number: int
+    wanted: int
     answer: "Future[GenerationRequest]"
     has_begun: bool = False
 
@@ -58,6 +62,7 @@ class RemoteEngine:
         self._ended: queue.SimpleQueue[tuple[str, _Running]] = queue.SimpleQueue()
         self._requests = 0
         self._version = 0
+        self.use = EngineUse()
         self.tokenizer = ModelTokenizer(model_dir)
         try:
             self.layout = DeclaredTensors.of(model_dir).layout
@@ -73,7 +78,7 @@ class RemoteEngine:
             seed=secrets.randbits(31) if seed is None else seed % (1 << 31),
         )
         self._counts: Mapping[str, int] = {}
-        self._looked_at_s = self._moved_at_s = time.monotonic()
+        self._looked_at_s = self._moved_at_s = self._gauged_at_s = time.monotonic()
 
     @property
     def weights(self) -> SharedWords:
@@ -94,7 +99,7 @@ class RemoteEngine:
             self._moved_at_s = time.monotonic()
         self._requests += 1
         answer = self._session.server.start(self._finished(request, self._requests))
-        running = _Running(self._requests, answer)
+        running = _Running(self._requests, request.wanted, answer)
         self._running[request.request_id] = running
         answer.add_done_callback(lambda _: self._ended.put((request.request_id, running)))
 
@@ -117,8 +122,11 @@ class RemoteEngine:
                     del self._running[request_id]
                     finished.append(running.answer.result())
                 ended = self._ended.get_nowait()
-        if self.waiting or time.monotonic() - self._looked_at_s >= LOOK_S:
+        now = time.monotonic()
+        if self.waiting or now - self._looked_at_s >= LOOK_S:
             self._look()
+        if now - self._gauged_at_s >= GAUGES_S:
+            self.use, self._gauged_at_s = self._use(), now
         return finished
 
     def serve(self, version: int) -> None:
@@ -132,6 +140,20 @@ class RemoteEngine:
     def close(self) -> None:
         self._running = {}
         self._session.close()
+
+    def _use(self) -> EngineUse:
+        """Ask the server how full it is; where it does not tell, take what is asked of it."""
+        gauges, wanted = (
+            self._session.server.gauges(),
+            sum(running.wanted for running in self._running.values()),
+        )
+        drawn, waiting = gauges.get("num_requests_running", wanted), gauges.get("num_requests_waiting", 0.0)
+        return EngineUse.of(
+            places_share=(drawn + waiting) / self._session.batch,
+            waiting=waiting,
+            wanted=wanted,
+            cache_share=gauges.get("kv_cache_usage_perc", 0.0),
+        )
 
     def _look(self) -> None:
         """See which requests have a token; ServerError if the server draws none."""

@@ -6,6 +6,7 @@ to cancel one is to hang up, and the server then drops it.
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import CancelledError, Future
@@ -22,6 +23,11 @@ GENERATE: Final = "/inference/v1/generate"
 
 ANSWER_BYTES: Final = 64 << 20
 """Longest answer about anything but completions: the names of all tensors of all workers fit in it."""
+
+_GAUGE: Final = re.compile(
+    rb"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc)\{.*\} (\d[\d.]*(?:e-?\d+)?)$",
+    re.MULTILINE,
+)
 
 _COMPLETING: Final = 256
 """Most requests for completions at the server at once, each for up to a whole group; the rest waits here."""
@@ -66,10 +72,7 @@ class VllmServer:
         posting = self._post(
             path, body, most_bytes=ANSWER_BYTES, limit_s=self._answer_limit_s if limit_s is None else limit_s
         )
-        try:
-            return self.start(posting).result()
-        except CancelledError:
-            raise ServerError(f"the connection to {self.address} was closed") from None
+        return self._result(posting)
 
     def ask_workers(self, method: str, *arguments: str, limit_s: float | None = None) -> list[Any]:
         """Call a method of every worker, between two decode steps; ServerError if one says why it refuses."""
@@ -83,6 +86,21 @@ class VllmServer:
             if isinstance(result, str):
                 raise ServerError(f"a worker of {self.address} refuses {method}: {result[:1000]}", status=200)
         return results
+
+    def gauges(self) -> Mapping[str, float]:
+        """Return how many completions run and wait and the share of the cache in use, by vLLM's names.
+
+        Empty where the server does not show its metrics, as with ``--disable-log-stats``; ServerError if it
+        does not answer.
+        """
+        asking = self._said("GET", "/metrics", most_bytes=ANSWER_BYTES, limit_s=self._answer_limit_s)
+        try:
+            said = self._result(asking)
+        except ServerError as error:
+            if error.status is None:
+                raise
+            return {}
+        return {name.decode(): float(value) for name, value in _GAUGE.findall(said)}
 
     async def generate(self, body: Mapping[str, Any], *, most_bytes: int) -> Any:
         """Return completions, once it is their turn and they are finished; only their size is bounded."""
@@ -114,12 +132,28 @@ class VllmServer:
         await asyncio.gather(*asking, return_exceptions=True)
         await self._client.aclose()
 
+    def _result(self, asking: Coroutine[Any, Any, Answer]) -> Answer:
+        try:
+            return self.start(asking).result()
+        except CancelledError:
+            raise ServerError(f"the connection to {self.address} was closed") from None
+
     async def _post(self, path: str, body: object, *, most_bytes: int, limit_s: float | None) -> Any:
+        said = await self._said("POST", path, body, most_bytes=most_bytes, limit_s=limit_s)
+        try:
+            return json.loads(said)
+        except (ValueError, RecursionError) as error:
+            what = f"{self.address}{path} does not answer with JSON: {said[:200]!r}"
+            raise ServerError(what, status=httpx.codes.OK) from error
+
+    async def _said(
+        self, method: str, path: str, body: object = None, *, most_bytes: int, limit_s: float | None
+    ) -> bytes:
         said = bytearray()
         try:
             async with (
                 asyncio.timeout(limit_s),
-                self._client.stream("POST", self.address + path, json=body) as response,
+                self._client.stream(method, self.address + path, json=body) as response,
             ):
                 async for chunk in response.aiter_raw():
                     said += chunk
@@ -133,8 +167,4 @@ class VllmServer:
         if response.status_code != httpx.codes.OK:
             what = f"HTTP {response.status_code}: {bytes(said[:300]).decode(errors='replace')}"
             raise ServerError(f"{self.address}{path} refuses: {what}", status=response.status_code)
-        try:
-            return json.loads(said)
-        except (ValueError, RecursionError) as error:
-            what = f"{self.address}{path} does not answer with JSON: {bytes(said[:200])!r}"
-            raise ServerError(what, status=response.status_code) from error
+        return bytes(said)

@@ -13,7 +13,7 @@ older ones, so that no version alone reproduces it.
 
 Nothing is uploaded or waited for per token: the CPU prepares a step while the device computes the one before.
 So what a step finishes is found one step late on a CUDA device, and at once on a CPU. The queue has no bound
-of its own: the sampler has no more requests than ``sampler.concurrency_groups``.
+of its own: the sampler adds as many requests as its work queue lets it.
 """
 
 from collections import deque
@@ -31,7 +31,15 @@ from sampler.engines.decoding.kv_cache import GROWTH_COLUMNS
 from sampler.engines.decoding.row_reader import RowReader
 from sampler.engines.decoding.rows import MemoryBudget, RunningRequest, requests_of
 from sampler.engines.decoding.sampling import by_inverse, by_noise
-from sampler.engines.engine import TEXT_PROBE, EngineSettings, GenerationRequest, check_fits
+from sampler.engines.engine import (
+    CPU_ROWS,
+    GPU_ROWS,
+    TEXT_PROBE,
+    EngineSettings,
+    EngineUse,
+    GenerationRequest,
+    check_fits,
+)
 from sampler.engines.engine_options import TorchOptions
 from sampler.engines.torch.live_model import LiveModel, dtype_of
 
@@ -87,6 +95,7 @@ class TorchEngine:
         self.tokenizer, self.layout, self.weights = loaded.tokenizer, loaded.layout, loaded.weights
         self._model = loaded.model
         self._version = 0
+        self.use = EngineUse()
         self._running: dict[str, RunningRequest] = {}
         self._waiting: deque[RunningRequest] = deque()
         self._finished: list[GenerationRequest] = []
@@ -144,6 +153,7 @@ class TorchEngine:
         if has_rows:
             self._batch.draw(version=self._version)
         self._read_drawn(newest_too=not has_rows)
+        self.use = self._use()
         finished, self._finished = self._finished, []
         return finished
 
@@ -170,6 +180,17 @@ class TorchEngine:
         while self._waiting and self._budget.has_room([*taken, self._waiting[0]]):
             taken.append(running := self._waiting.popleft())
             self._prompts.queue(running.rows(self.tokenizer.decode_window))
+
+    def _use(self) -> EngineUse:
+        requests = list(self._running.values())
+        most_rows = CPU_ROWS if self._model.device.type == "cpu" else GPU_ROWS
+        rows = sum(running.request.wanted - len(running.done) for running in requests)
+        unread = sum(running.request.wanted for running in self._waiting) + len(self._prompts.rows)
+        return EngineUse.of(
+            places_share=max(rows / most_rows, self._budget.share(requests)),
+            waiting=unread,
+            wanted=sum(running.request.wanted for running in requests),
+        )
 
     def _read_drawn(self, *, newest_too: bool) -> None:
         """Note what was drawn, and drop the rows that this ended."""

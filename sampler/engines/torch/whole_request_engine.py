@@ -15,7 +15,7 @@ import torch
 from node.errors import Reason, RefusedError
 from node.values.groups.rollout import Completion
 from node.values.groups.sampling_parameters import SamplingParameters
-from sampler.engines.engine import GenerationRequest
+from sampler.engines.engine import MOST_ASKED, EngineUse, GenerationRequest
 from sampler.engines.torch.live_model import LiveModel
 
 ROWS_AT_ONCE: Final = 64
@@ -31,6 +31,7 @@ class WholeRequestEngine(ABC):
         self._model = loaded.model
         self._random = np.random.default_rng(loaded.generator.initial_seed())
         self._version = 0
+        self.use = EngineUse()
         self._waiting: deque[GenerationRequest] = deque()
 
     @abstractmethod
@@ -68,6 +69,7 @@ class WholeRequestEngine(ABC):
     def step(self) -> list[GenerationRequest]:
         if not self._waiting:
             return []
+        self.use = EngineUse(asked_share=min(MOST_ASKED, sum(map(self.rows, self._waiting)) / ROWS_AT_ONCE))
         requests = [self._waiting.popleft()]
         room = ROWS_AT_ONCE - self.rows(requests[0])
         while self._waiting and (room := room - self.rows(self._waiting[0])) >= 0:

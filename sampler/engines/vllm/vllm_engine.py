@@ -24,7 +24,14 @@ import torch
 
 from node.errors import ConfigError, Reason, RefusedError, StartupError
 from node.values.groups.rollout import Completion
-from sampler.engines.engine import TEXT_PROBE, EngineSettings, GenerationRequest, check_fits
+from sampler.engines.engine import (
+    CPU_ROWS,
+    TEXT_PROBE,
+    EngineSettings,
+    EngineUse,
+    GenerationRequest,
+    check_fits,
+)
 from sampler.engines.engine_options import VllmOptions
 from sampler.engines.stepping import StepExchange, StepResults, keep_stepping
 from sampler.engines.text.model_tokenizer import ModelTokenizer
@@ -87,6 +94,7 @@ class VllmEngine:
         self._keeps_cache = options.kv_cache == "keep"
         self._running: dict[str, GenerationRequest] = {}
         self._version = 0
+        self.use = EngineUse()
         self._changes = 0
         """Changes of the words; a version that was damaged is written again."""
         session = secrets.token_hex(16)
@@ -129,6 +137,9 @@ class VllmEngine:
                 settle=partial(self._ask, "settle_frames", session),
                 elements=[worker["elements"] for worker in held],
             )
+        self._most_rows: int = self._engine.vllm_config.scheduler_config.max_num_seqs
+        if settings.device == "cpu":
+            self._most_rows = min(self._most_rows, CPU_ROWS)
         self._context_tokens: int = self._engine.model_config.max_model_len
         self._engine.set_weight_version("0")
 
@@ -199,6 +210,7 @@ class VllmEngine:
         self._take_thread()
         with self._workers_answer:
             outputs = self._engine.step()
+        self.use = self._use()
         return [
             replace(
                 request,
@@ -221,6 +233,16 @@ class VllmEngine:
             return [request for _ in range(len(core.batch_queue)) for request in self._step()]
         finally:
             core.scheduler.set_pause_state(PauseState.UNPAUSED)
+
+    def _use(self) -> EngineUse:
+        scheduler = self._engine.engine_core.engine_core.scheduler
+        drawn, waiting = scheduler.get_request_counts()
+        return EngineUse.of(
+            places_share=(drawn + waiting) / self._most_rows,
+            waiting=waiting,
+            wanted=sum(request.wanted for request in self._running.values()),
+            cache_share=scheduler.get_kv_cache_usage(),
+        )
 
     def _rooms(self, directory: Path, session: str, workers: int) -> Rooms | None:
         """Share memory with several workers; one is in this process."""

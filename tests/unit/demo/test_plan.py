@@ -54,7 +54,7 @@ def test_every_sampler_fills_its_batch_within_the_bounds_of_the_hub(tmp_path: Pa
     ports = Ports.free(DAEMONS, others=(LINK,))
     hub = _config(COORDINATOR, tmp_path, ports).section(CoordinatorConfig)
     samplers = [_config(name, tmp_path, ports).section(SamplerConfig) for name in (NEAR, FAR)]
-    assert sum(sampler.concurrency_groups for sampler in samplers) <= hub.concurrency_groups
+    assert sum(sampler.concurrency_groups or 0 for sampler in samplers) <= hub.concurrency_groups
 
 
 def test_ports_are_all_different() -> None:

@@ -1,5 +1,6 @@
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import itertools
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import cast
 
@@ -14,6 +15,9 @@ from node.telemetry.metrics import NodeMetrics
 from node.values.groups.failure import FailedLease, Failure
 from node.values.groups.rollout import LeaseGrant, PromptLease
 from node.values.policy import PolicyVersion
+from sampler.engines.engine import EngineUse
+from sampler.rollouts import leasing as leasing_module
+from sampler.rollouts.concurrency import FIRST_GROUPS
 from sampler.rollouts.leasing import FAILURES_IN_A_ROW, Leasing
 from sampler.rollouts.work_queue import JobState, WorkQueue
 from sampler.served_policy import ServedPolicy
@@ -56,7 +60,9 @@ def grant(*lease_ids: str) -> LeaseGrant:
 
 
 class Desk:
-    def __init__(self, hub: Hub, *, is_serving: bool = True) -> None:
+    def __init__(
+        self, hub: Hub, *, is_serving: bool = True, monotonic: Callable[[], float] = lambda: 0.0
+    ) -> None:
         self.hub = hub
         self.work_queue = WorkQueue(concurrency_groups=2, unsubmitted_groups=2)
         self.node_metrics = NodeMetrics(CollectorRegistry(), roles=["sampler"], clock=SystemClock())
@@ -70,9 +76,10 @@ class Desk:
             work_queue=self.work_queue,
             node_metrics=self.node_metrics,
             random=lambda: 0.01,
-            monotonic=lambda: 0.0,
+            monotonic=monotonic,
         )
         self.unwanted: set[str] = set()
+        self.are_graders_late = False
 
     def stop(self) -> None:
         """Stop at the version held, with nothing left to generate for it."""
@@ -263,3 +270,73 @@ async def test_one_success_ends_the_pauses() -> None:
         desk.leasing.give_up(f"{number}.1", Failure.PROMPT_FAILED)
     async with leasing(desk):
         await until(lambda: desk.hub.asked == [2])
+
+
+class Reading:
+    """An engine that is nearly empty, which each look finds a second later."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def use(self) -> EngineUse:
+        self.looks += 1
+        return EngineUse(0.05, 0.1)
+
+
+@asynccontextmanager
+async def filling(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Reading]:
+    """Lease for an engine in which a group takes ten seconds."""
+    monkeypatch.setattr(leasing_module, "READING_S", 0.0)
+    desk.work_queue.group_s = 10.0
+    reading = Reading()
+    async with leasing(desk), asyncio.TaskGroup() as tasks:
+        filling_engine = desk.leasing.fill_engine(reading.use, are_graders_late=lambda: desk.are_graders_late)
+        running = tasks.create_task(filling_engine)
+        yield reading
+        running.cancel()
+
+
+def grant_of(leases: int, *, after: int = 0) -> LeaseGrant:
+    return grant(*(f"{after + number}.1" for number in range(leases)))
+
+
+async def test_an_empty_engine_is_asked_more_groups_for_as_long_as_the_hub_grants_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grants = (grant_of(2), grant_of(6, after=2), grant_of(8, after=8), grant_of(16, after=16))
+    desk = Desk(Hub(*grants), monotonic=itertools.count().__next__)
+    async with filling(desk, monkeypatch) as reading:
+        await until(lambda: desk.hub.asked == [2, 6, 8, 16, 32])  # and no more: the hub is at its bound
+        looks = reading.looks
+        await until(lambda: reading.looks > looks + 100)
+    assert desk.work_queue.concurrency_groups == 64
+
+
+@pytest.mark.parametrize(
+    "answer", [LeaseGrant((), 3600.0, "staleness"), ConnectionLost("gone")], ids=["at its bound", "away"]
+)
+async def test_a_sampler_that_its_hub_holds_back_asks_for_no_more(
+    answer: LeaseGrant | Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Desk(Hub(answer), monotonic=itertools.count().__next__)
+    async with filling(desk, monkeypatch) as reading:
+        await until(lambda: reading.looks > 100)
+    assert desk.work_queue.concurrency_groups == FIRST_GROUPS
+
+
+async def test_an_engine_without_a_version_is_not_asked_how_full_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    desk = Desk(Hub(), is_serving=False)
+    async with filling(desk, monkeypatch) as reading:
+        for _ in range(100):
+            await asyncio.sleep(0)
+    assert reading.looks == 0
+
+
+async def test_slow_graders_are_given_no_more_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(Hub(grant_of(2), grant_of(6, after=2)), monotonic=itertools.count().__next__)
+    desk.are_graders_late = True
+    async with filling(desk, monkeypatch) as reading:
+        await until(lambda: reading.looks > 100)
+    assert desk.hub.asked == [2, 6]

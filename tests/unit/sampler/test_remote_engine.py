@@ -12,6 +12,8 @@ import pytest
 
 from node.errors import Reason
 from node.values.groups.rollout import Finish
+from sampler.engines.engine import EngineUse
+from sampler.engines.remote import remote_engine
 from sampler.engines.remote.remote_engine import RemoteEngine
 from sampler.engines.remote.vllm_server import GENERATE, ServerError
 from sampler.engines.restartable_engine import RestartableEngine
@@ -123,6 +125,41 @@ def test_a_request_waits_until_it_has_a_token(server: VllmStub, connect: Callabl
     server.drawn = {"1": 0, "2": 3}
     engine.step()
     assert (engine.running, engine.waiting) == (2, 1)
+
+
+GAUGES = b"""# HELP vllm:kv_cache_usage_perc KV-cache usage. 1 means 100 percent usage.
+vllm:kv_cache_usage_perc{engine="0",model_name="a {b} 7"} 5e-02
+vllm:num_requests_running{engine="0",model_name="a {b} 7"} 3.0
+vllm:num_requests_waiting{engine="0",model_name="a {b} 7"} 0.0
+vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 9.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("metrics", "use"),
+    [
+        (GAUGES, EngineUse(0.05, 3 / 4)),
+        (GAUGES.replace(b"} 0.0", b"} 2.0"), EngineUse(0.05, 10 / 8)),
+        (b"", EngineUse(0.0, 1.0)),
+        (b"vllm:kv_cache_usage_perc{} NaN\n\xff", EngineUse(0.0, 1.0)),
+    ],
+    ids=["some places free", "some wait", "none shown", "none that can be read"],
+)
+def test_it_is_as_full_as_the_servers_metrics_say_else_as_what_is_asked_of_it(
+    server: VllmStub,
+    connect: Callable[..., RemoteEngine],
+    monkeypatch: pytest.MonkeyPatch,
+    metrics: bytes,
+    use: EngineUse,
+) -> None:
+    monkeypatch.setattr(remote_engine, "GAUGES_S", 0.0)
+    server.metrics = metrics
+    engine = connect()
+    server.answers[GENERATE] = Call.hang
+    for name in "ab":
+        engine.add(asked(name, completions=5))
+    engine.step()
+    assert engine.use == use
 
 
 def test_what_does_not_fit_is_refused(connect: Callable[..., RemoteEngine]) -> None:

@@ -12,6 +12,7 @@ from node.errors import Reason
 from sampler.engines.decoding.cached_model import CachedModel
 from sampler.engines.decoding.decode_batch import _with_gaps_filled
 from sampler.engines.decoding.sampling import by_inverse, by_noise
+from sampler.engines.engine import CPU_ROWS, EngineUse
 from support.refusals import refused
 from support.torch_engines import assert_scored, live, load, made, other_words, request, run_out
 
@@ -69,11 +70,23 @@ def test_requests_wait_for_memory_in_their_order_and_all_finish(model_dir: Path)
     order: list[str] = []
     engine.step()
     assert (engine.running, engine.waiting) == (10, 4)
+    assert engine.use == EngineUse(0.0, 10 / 6)
     while engine.running:
         order += [finished.request_id for finished in engine.step()]
         assert engine.cache_bytes <= 1 << 20
     assert set(order) == set(names)
     assert engine.waiting == 0
+    assert engine.use == EngineUse()
+
+
+def test_without_a_bound_on_memory_it_is_full_of_as_many_rows_as_a_cpu_draws_at_once(model_dir: Path) -> None:
+    engine = made(model_dir)
+    engine.add(request(engine, "12", name="a", completions=CPU_ROWS // 4))
+    engine.step()
+    assert engine.use == EngineUse(0.0, 0.25)
+    engine.add(request(engine, "12", name="b", completions=CPU_ROWS))
+    engine.step()
+    assert engine.use == EngineUse(0.0, 1.0)
 
 
 def test_a_group_that_would_never_fit_in_memory_is_refused(model_dir: Path) -> None:

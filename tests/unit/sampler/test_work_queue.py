@@ -87,6 +87,20 @@ def test_finished_groups_are_a_backlog_where_they_leave_the_engine_without_work(
     assert work_queue.backlog() is backlog
 
 
+def test_a_smaller_number_drops_nothing_and_a_larger_one_makes_room_at_once() -> None:
+    work_queue = generating("a", "b", "c")
+    work_queue.take(lease("d"), now=7.0)
+    work_queue.make_ready("d", PROMPT, now=7.0)
+    work_queue.concurrency_groups = 1
+    assert (work_queue.count(JobState.GENERATING), work_queue.room()) == (3, 0)
+    for lease_id in "ab":
+        work_queue.finish(lease_id, now=8.0)
+    assert work_queue.begin_next(now=8.0) is None
+    work_queue.concurrency_groups = 4
+    assert work_queue.begin_next(now=8.0) is not None
+    assert work_queue.room() == 2
+
+
 def test_every_lease_is_renewed_until_its_group_is_handed_in() -> None:
     work_queue = loaded("a", "b")
     work_queue.advance("a", JobState.SUBMITTING)
