@@ -15,7 +15,7 @@ from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.work.balance import Balance, Transaction
 from simulation.faults import FaultKind
 
-FAILING_S = 0.5
+FAILING_S = 1.5
 
 
 class DiedError(Exception):
