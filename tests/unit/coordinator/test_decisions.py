@@ -1,5 +1,6 @@
 """Answers of the coordinator, and what each leaves in the accounts."""
 
+import math
 import re
 from dataclasses import replace
 from typing import Any
@@ -103,6 +104,7 @@ def test_what_no_lease_of_its_sender_asked_for_is_answered_without_a_write(desk:
     [
         ({"completions": (make_completion(reward=1e30), make_completion())}, r"reward 1e\+30, beyond 1e\+06"),
         ({"graded_at_s": 1e300}, "timestamps"),
+        ({"graded_at_s": math.inf}, "timestamps"),
         ({"sampling_finished_at_s": 0.5}, "not those of sampling begun, then finished"),
         ({"sampling_started_at_s": -1.0}, "timestamps"),
         ({"prompt_token_ids": np.ones(65, np.int32)}, "a prompt of 65 tokens, allowed are 64"),
