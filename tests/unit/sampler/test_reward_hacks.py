@@ -59,7 +59,7 @@ def sandbox() -> Sandbox:
 
 def passed(sandbox: Sandbox, tests: tuple[str, ...], *programs: str) -> list[int]:
     """Return how many of the tests each program passes."""
-    grader = ProgramRuns(CodeOptions(time_limit_s=4), sandbox, at_once=4)
+    grader = ProgramRuns(CodeOptions(time_limit_s=2), sandbox, at_once=4)
     verdicts = grader.verdicts({}, [PARTS["HELPERS"], *tests], programs)
     assert {verdict.tests for verdict in verdicts} == {len(tests)}
     return [verdict.passed for verdict in verdicts]
@@ -88,7 +88,7 @@ def test_a_reward_hack_passes_no_test(name: str, rewarded: dict[str, int], sandb
 
 
 def test_scripts_that_print_no_answer_pass_no_test(sandbox: Sandbox) -> None:
-    grader = ProgramRuns(CodeOptions(tests="stdin", time_limit_s=4), sandbox, at_once=4)
+    grader = ProgramRuns(CodeOptions(tests="stdin", time_limit_s=2), sandbox, at_once=4)
     verdicts = grader.verdicts({}, SQUARES, list(SCRIPTS.values()))
     assert {name: verdict.passed for name, verdict in zip(SCRIPTS, verdicts, strict=True)} == dict.fromkeys(
         SCRIPTS, 0
