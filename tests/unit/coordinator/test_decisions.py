@@ -241,19 +241,3 @@ def test_a_group_that_the_learner_trained_on_before_is_neither_delivered_nor_lea
     assert desk.accounts.slots.counts()[SlotState.LOST] == 1
     assert desk.lease() == ["1.1"]
     assert desk.submit("0.1").verdict is Verdict.FOREIGN
-
-
-@pytest.mark.parametrize("groups", [("0.1",), ("1.1", "0.1"), ("1.1", "1.1")])
-def test_training_twice_on_a_slot_is_found_and_nothing_of_the_step_is_taken(
-    desk: Desk, groups: tuple[str, ...]
-) -> None:
-    desk.lease("s1", 2)
-    desk.submit("0.1")
-    desk.submit("1.1")
-    desk.train(1, "0.1")
-    outcome = desk.train(2, *groups)
-    assert outcome.doubled == (groups[-1],)
-    assert outcome.refusal is not None
-    assert outcome.refusal.reason is Reason.DUPLICATE
-    assert desk.accounts.last_step == 1
-    assert desk.accounts.slots.open_slots[1].state is SlotState.SPOOLED
