@@ -86,7 +86,7 @@ def test_a_step_that_the_ledger_knows_otherwise_is_found() -> None:
 @pytest.mark.parametrize("changes", [{"spooled": 3}, {"foreign": 1}], ids=["never heard of again", "foreign"])
 def test_a_group_that_is_lost_or_that_only_a_fault_can_make_foreign_is_found(changes: dict[str, int]) -> None:
     ledger = ledger_of(make_steps())
-    verdicts = {**ledger.verdicts, FAR: ledger.verdicts[FAR] | changes}
+    verdicts = {**ledger.verdicts, FAR: {**ledger.verdicts[FAR], **changes}}
     assert _broken(make_steps(), ledger=replace(ledger, verdicts=verdicts)) == ["no submitted group was lost"]
 
 
