@@ -1,6 +1,5 @@
 """``deploy.check`` sees what it is there to see: each check is shown one fault in a copy of real files."""
 
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -37,49 +36,37 @@ def damage(file: Path, old: str, new: str) -> None:
 
 
 @pytest.mark.needs("systemd-analyze")
-def test_the_units_and_their_drop_ins_pass() -> None:
-    for unit in ("heterorl-node@sampler", "heterorl-node@learner", "heterorl-programs@0", *check.ROOT_UNITS):
-        assert check.unit_complaints(check.DEPLOY / "systemd", unit) == []
+class TestUnits:
+    def test_the_unit_and_its_drop_ins_pass(self) -> None:
+        units = ("heterorl-node@sampler", "heterorl-node@learner", "heterorl-programs@0", *check.ROOT_UNITS)
+        for unit in units:
+            assert check.unit_complaints(check.DEPLOY / "systemd", unit) == []
 
+    def test_a_key_systemd_would_ignore_is_a_complaint(self, tmp_path: Path) -> None:
+        units = copy("systemd", tmp_path)
+        damage(units / "heterorl-node@.service", "WatchdogSec=", "WatchdogSeconds=")
+        (complaint,) = check.unit_complaints(units, "heterorl-node@learner")
+        assert complaint.endswith("Unknown key 'WatchdogSeconds' in section [Service], ignoring.")
 
-NODE = "heterorl-node@.service"
+    def test_a_fault_in_a_timer_is_a_complaint(self, tmp_path: Path) -> None:
+        units = copy("systemd", tmp_path)
+        damage(units / "heterorl-backup.timer", "OnCalendar=hourly", "OnCalendar=often")
+        assert "heterorl-backup.timer" in "".join(check.unit_complaints(units, "heterorl-backup"))
 
+    def test_a_fault_in_a_drop_in_is_a_complaint_for_its_instance_only(self, tmp_path: Path) -> None:
+        units = copy("systemd", tmp_path)
+        damage(
+            units / "heterorl-node@sampler.service.d/gpu.conf", "PrivateDevices=no", "PrivateDevices=perhaps"
+        )
+        assert "perhaps" in "".join(check.unit_complaints(units, "heterorl-node@sampler"))
+        assert check.unit_complaints(units, "heterorl-node@learner") == []
 
-@pytest.mark.needs("systemd-analyze")
-@pytest.mark.parametrize(
-    ("file", "changes", "unit", "said"),
-    [
-        (NODE, {"WatchdogSec=": "WatchdogSeconds="}, "heterorl-node@learner", "'WatchdogSeconds' in section"),
-        (
-            "heterorl-backup.timer",
-            {"OnCalendar=hourly": "OnCalendar=often"},
-            "heterorl-backup",
-            "heterorl-backup.timer",
-        ),
-        (
-            NODE,
-            {"CapabilityBoundingSet=\n": "", "SystemCallFilter=@system-service\n": ""},
-            "heterorl-node@learner",
-            "exposure level",
-        ),
-    ],
-    ids=["an unknown key", "a timer", "laid open"],
-)
-def test_a_fault_of_a_unit_is_a_complaint(
-    tmp_path: Path, file: str, changes: dict[str, str], unit: str, said: str
-) -> None:
-    units = copy("systemd", tmp_path)
-    for old, new in changes.items():
-        damage(units / file, old, new)
-    assert said in "".join(check.unit_complaints(units, unit))
-
-
-@pytest.mark.needs("systemd-analyze")
-def test_a_fault_in_a_drop_in_is_a_complaint_for_its_instance_only(tmp_path: Path) -> None:
-    units = copy("systemd", tmp_path)
-    damage(units / "heterorl-node@sampler.service.d/gpu.conf", "PrivateDevices=no", "PrivateDevices=perhaps")
-    assert "perhaps" in "".join(check.unit_complaints(units, "heterorl-node@sampler"))
-    assert check.unit_complaints(units, "heterorl-node@learner") == []
+    def test_a_unit_that_is_laid_open_is_a_complaint(self, tmp_path: Path) -> None:
+        units = copy("systemd", tmp_path)
+        damage(units / "heterorl-node@.service", "CapabilityBoundingSet=\n", "")
+        damage(units / "heterorl-node@.service", "SystemCallFilter=@system-service\n", "")
+        (complaint,) = check.unit_complaints(units, "heterorl-node@learner")
+        assert "exposure level" in complaint
 
 
 @pytest.mark.needs("kubectl", "kubernetes-validate")
@@ -93,15 +80,19 @@ class TestManifests:
             assert "StatefulSet-heterorl-sampler.yaml" in complaint
             assert "podManagement" in complaint
 
-    def test_a_kustomization_that_does_not_render_or_is_deprecated_is_a_complaint(
-        self, tmp_path: Path
-    ) -> None:
+    def test_a_kustomization_that_does_not_render_is_a_complaint(self, tmp_path: Path) -> None:
         k8s = copy_of_manifests(tmp_path)
-        overlay = k8s / "overlays/example"
-        damage(overlay / "kustomization.yaml", "patches:\n  - path", "patchesStrategicMerge:\n  - path")
-        assert check.manifest_complaints(overlay) != []
         (k8s / "base/learner.yaml").unlink()
         assert "learner.yaml" in "".join(check.manifest_complaints(k8s / "base"))
+
+    def test_a_deprecated_field_of_a_kustomization_is_a_complaint(self, tmp_path: Path) -> None:
+        k8s = copy_of_manifests(tmp_path)
+        damage(
+            k8s / "overlays/example/kustomization.yaml",
+            "patches:\n  - path",
+            "patchesStrategicMerge:\n  - path",
+        )
+        assert check.manifest_complaints(k8s / "overlays/example") != []
 
 
 @pytest.mark.needs("hadolint")
@@ -113,39 +104,40 @@ def test_a_dockerfile_that_breaks_a_rule_is_a_complaint(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("promtool")
-@pytest.mark.parametrize(
-    ("file", "old", "new", "said"),
-    [
-        ("rules.yml", "expr: ", "expr: (((", "parse"),
-        ("rules.yml", "for: ", "for: 900m # ", "FAILED"),  # fires at another time than its test says
-        ("prometheus.yml", "scrape_interval", "scrape_every", "scrape_every"),
-    ],
-)
-def test_a_fault_of_the_rules_or_the_server_is_a_complaint(
-    tmp_path: Path, file: str, old: str, new: str, said: str
-) -> None:
-    monitoring = copy_with_one_rule_test(tmp_path)
-    damage(monitoring / file, old, new)
-    assert said in "".join(check.rule_complaints(monitoring))
+class TestMonitoring:
+    def test_a_rule_that_does_not_parse_is_a_complaint(self, tmp_path: Path) -> None:
+        monitoring = copy("monitoring", tmp_path)
+        damage(monitoring / "rules.yml", "expr: ", "expr: (((")
+        assert check.rule_complaints(monitoring) != []
 
+    def test_a_rule_that_fires_at_another_time_than_its_test_says_is_a_complaint(
+        self, tmp_path: Path
+    ) -> None:
+        monitoring = copy_with_one_rule_test(tmp_path)
+        damage(monitoring / "rules.yml", "for: ", "for: 900m # ")
+        assert "FAILED" in "".join(check.rule_complaints(monitoring))
 
-@pytest.mark.needs("promtool")
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ('"expr": "', '"expr": "sum(', r"panel:"),
-        (
-            '"fieldConfig"',
-            '"fieldConfiguration"',
-            r"(?m)^Grafana knows no dashboard.panels\[.*fieldConfiguration$",
-        ),
-        ('"id": 2,', '"id": 1,', r"^panel id 1 is used twice$"),
-    ],
-)
-def test_a_fault_of_a_dashboard_is_a_complaint(tmp_path: Path, old: str, new: str, said: str) -> None:
-    dashboard = copy("monitoring", tmp_path) / "dashboards/run.json"
-    damage(dashboard, old, new)
-    assert re.search(said, "\n".join(check.dashboard_complaints(dashboard)))
+    def test_a_server_configuration_with_an_unknown_field_is_a_complaint(self, tmp_path: Path) -> None:
+        monitoring = copy_with_one_rule_test(tmp_path)
+        damage(monitoring / "prometheus.yml", "scrape_interval", "scrape_every")
+        assert "scrape_every" in "".join(check.rule_complaints(monitoring))
+
+    def test_a_query_of_a_panel_that_does_not_parse_is_a_complaint(self, tmp_path: Path) -> None:
+        dashboard = copy("monitoring", tmp_path) / "dashboards/run.json"
+        damage(dashboard, '"expr": "', '"expr": "sum(')
+        assert "panel:" in "".join(check.dashboard_complaints(dashboard))
+
+    def test_a_key_grafana_does_not_know_is_a_complaint(self, tmp_path: Path) -> None:
+        dashboard = copy("monitoring", tmp_path) / "dashboards/run.json"
+        damage(dashboard, '"fieldConfig"', '"fieldConfiguration"')
+        (complaint,) = check.dashboard_complaints(dashboard)
+        assert complaint.startswith("Grafana knows no dashboard.panels[")
+        assert complaint.endswith("].fieldConfiguration")
+
+    def test_a_panel_id_used_twice_is_a_complaint(self, tmp_path: Path) -> None:
+        dashboard = copy("monitoring", tmp_path) / "dashboards/run.json"
+        damage(dashboard, '"id": 2,', '"id": 1,')
+        assert check.dashboard_complaints(dashboard) == ["panel id 1 is used twice"]
 
 
 def test_a_key_the_daemon_refuses_is_a_complaint(tmp_path: Path) -> None:
