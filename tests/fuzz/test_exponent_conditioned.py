@@ -57,8 +57,18 @@ def test_the_kernel_keeps_within_its_memory_and_needs_no_instruction_of_one_proc
         program = tmp_path / name
         sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
         source = Path(__file__).with_name("kernel_asan.c")
-        command = ["gcc", "-g", "-O1", "-std=c11", *sanitizers, *definitions, str(source), "-o", str(program)]
-        subprocess.run(command, check=True)
+        command = [
+            "gcc",
+            "-g1",
+            "-O1",
+            "-std=c11",
+            *sanitizers,
+            *definitions,
+            str(source),
+            "-o",
+            str(program),
+        ]
+        subprocess.run([*command, "-o", program], check=True)
         frames = os.environ.get("FUZZ_FRAMES", "200")
         result = subprocess.run([program, "1", frames], capture_output=True, text=True, check=False)
         assert result.returncode == 0, result.stderr

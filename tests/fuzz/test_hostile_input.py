@@ -15,15 +15,22 @@ def every(tmp_path_factory: pytest.TempPathFactory) -> list[Door]:
 def test_what_is_good_is_taken_so_that_damage_is_what_is_refused(every: list[Door]) -> None:
     ends = {door.name: {fate(door, data) for data in door.good} for door in every}
     assert ends["manifest"] == {"accepted"}
-    assert ends["payload"] == ends["client-hello"] == ends["group"] == ends["token"] == {"read"}
+    assert (
+        ends["signed-manifest"]
+        == ends["payload"]
+        == ends["client-hello"]
+        == ends["group"]
+        == ends["token"]
+        == {"read"}
+    )
     assert {name for name, found in ends.items() if found == {"refused"}} == set()
 
 
 def test_damaged_messages_are_refused_or_read_as_values(tmp_path: Path) -> None:
-    counts, faults = fuzz(4000, 1, tmp_path)
+    counts, faults = fuzz(8000, 1, tmp_path)
     assert [(name, end) for name, _, end in faults] == []
-    assert counts["refused"] > 2000
-    assert counts["read"] > 200
+    assert counts["refused"] > 4000
+    assert counts["read"] > 400
 
 
 def test_what_was_found_once_stays_refused(every: list[Door]) -> None:

@@ -24,7 +24,7 @@ from sampler.engines.torch.torch_engine import TorchEngine
 from sampler.tasks.task import CompletionText
 from support.graded_texts import share_of_digits
 from support.groups import make_completion
-from support.hub import LEASE_TTL_S, HandPeer, RunningHub, running_hub
+from support.hub import HandPeer, RunningHub, running_hub
 from support.identity import MadeRun
 from support.sampler import learner_of, learning, sampling
 from support.waiting import eventually, until
@@ -170,27 +170,6 @@ async def test_the_answer_to_a_held_out_prompt_is_read_beside_the_event_loop(
     assert [answer.verdict for answer in answers] == verdicts
     assert len(readers) == 2
     assert threading.current_thread() not in readers
-
-
-async def test_what_was_counted_before_a_restart_is_counted_once_and_what_was_leased_goes_on(
-    made: MadeRun,
-) -> None:
-    settings = {"evaluation": EVALUATION, "max_staleness_versions": 100}
-    async with running_hub(made, **settings) as hub, hub.peer() as learner, hub.peer(made.sampler) as sampler:
-        await begun(hub, learner, sampler)
-        leases = await lease_all(sampler)
-        for one in leases[:3]:
-            await sampler.submit(one)
-    async with running_hub(made, **settings) as hub, hub.peer() as learner, hub.peer(made.sampler) as sampler:
-        await begun(hub, learner, sampler)
-        lost = (await sampler.heartbeat(*(one.lease_id for one in leases))).lost_lease_ids
-        assert set(lost) == {one.lease_id for one in leases[:3]}
-        verdicts = [(await sampler.submit(one)).verdict for one in leases]
-        hub.clock.advance(LEASE_TTL_S)  # in which others could ask
-        await eventually(lambda: has_finished(learner))
-    assert verdicts == [common_pb2.VERDICT_DUPLICATE] * 3 + [common_pb2.VERDICT_SPOOLED] * 3
-    (evaluation,) = read_evaluations(ledger(made))
-    assert (evaluation.counted_prompts, evaluation.answers, evaluation.has_score) == (6, 6, True)
 
 
 async def test_a_forged_reward_moves_no_score_and_no_best_version(made: MadeRun) -> None:

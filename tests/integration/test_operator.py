@@ -10,18 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from heterorl.v1 import membership_pb2
 from node.commands.cli import main
-from node.errors import Reason, RefusedError
+from node.errors import Reason
 from node.identity.files import make_private_directory
-from node.identity.identity_store import Identity, load_identity
-from node.rpc.call_ends import classified
+from node.identity.identity_store import load_identity
 from node.rpc.calls.rpc_rules import RULES
 from node.rpc.channel import Purpose, dial
 from node.values.run import Role
 from support.hub import RunningHub, running_hub
 from support.identity import MadeRun
-from support.rpc import METHODS, invoke, recheck_often, refusal_of
+from support.rpc import METHODS, invoke, refusal_of
 
 GET_STATUS = "/heterorl.v1.MembershipService/GetStatus"
 
@@ -113,41 +111,3 @@ async def test_what_status_writes_into_a_pipe_is_never_cut(made: MadeRun, comman
     (row,) = [line for line in said.out.splitlines() if line.startswith("sampler-in")]
     assert name in row
     assert waits_for in row
-
-
-async def end_of_stream(hub: RunningHub, identity: Identity, living: asyncio.Event) -> RefusedError:
-    """Send one heartbeat, say nothing more, and give the reason for which the hub ends the stream."""
-    async with hub.peer(identity) as peer:
-        await peer.join()
-        stream = peer.membership.Heartbeat(timeout=60)
-        await stream.write(membership_pb2.HeartbeatRequest(sequence=1))
-        await stream.read()
-        living.set()
-        with pytest.raises(RefusedError) as refused, classified():
-            await stream.read()
-        return refused.value
-
-
-async def test_a_revoked_node_is_cut_from_its_live_stream_and_its_neighbour_is_not(
-    made: MadeRun, monkeypatch: pytest.MonkeyPatch, command: Command
-) -> None:
-    recheck_often(monkeypatch)
-    where = ("--state-dir", made.directory)
-    async with running_hub(made) as hub:
-        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
-            living = asyncio.Event()
-            stream = tasks.create_task(end_of_stream(hub, made.learner, living))
-            await living.wait()
-            said = await command("revoke", "learner", *where)
-            assert said.code == 0, said.err
-            assert "shut out: learner" in said.out
-            refused = await stream
-        assert refused.reason is Reason.REVOKED
-        assert "learner was revoked" in str(refused)
-        async with hub.peer(made.sampler) as neighbour:
-            await neighbour.join()
-        assert (await command("revoke", "--list", *where)).out.splitlines()[0].split()[0] == "learner"
-        assert (await command("revoke", "--undo", "learner", *where)).code == 0
-        assert (await command("revoke", "--list", *where)).out == "no node is shut out\n"
-        async with hub.peer(made.learner) as learner:
-            await learner.join()

@@ -33,7 +33,7 @@ async def give_back(sampler: HandPeer, *lease_ids: str) -> int:
 
 
 async def fail(sampler: HandPeer, lease_id: str, fault: rollout_pb2.LeaseFault.ValueType) -> None:
-    failed = [rollout_pb2.FailedLease(lease_id=lease_id, fault=fault, detail="why")]
+    failed = [rollout_pb2.FailedLease(lease_id=lease_id, fault=fault, detail="why\n")]
     request = rollout_pb2.ReleaseLeasesRequest(failed=failed)
     assert (await sampler.rollout.ReleaseLeases(request)).released == 1
 

@@ -162,16 +162,22 @@ async def test_a_step_beyond_a_gap_is_not_taken_and_the_learner_is_told_what_is_
         assert await slots(learner) == {"trained": 1}
 
 
-async def test_a_step_may_not_name_a_group_that_another_step_had(hub: RunningHub) -> None:
+@pytest.mark.parametrize("named", [(0,), (1, 0), (1, 1)])
+async def test_a_step_may_not_name_a_group_that_another_step_had_or_one_twice(
+    hub: RunningHub, named: tuple[int, ...]
+) -> None:
     async with members(hub) as (learner, sampler):
-        (name,) = await spool(sampler, 1)
-        drain = await learner.drain(credits=1)
-        await drain.step(1, name)
+        names = await spool(sampler, 2)
+        drain = await learner.drain(credits=2)
+        await drain.step(1, names[0])
         await acknowledged(drain, 1)
-        await drain.step(2, name)
+        await drain.step(2, *(names[each] for each in named))
         refused = await refusal_of(drain.stream.read())
-        assert (refused.reason, refused.names(name)) == (Reason.DUPLICATE, True)
-        assert await verdicts(learner) == {"spooled": 1, "trained": 1}
+        assert (refused.reason, refused.names(names[named[-1]])) == (Reason.DUPLICATE, True)
+        assert await verdicts(learner) == {"spooled": 2, "trained": 1}
+        assert await slots(learner) == {"spooled": 1, "trained": 1}
+        assert hub.metric("heterorl_coordinator_double_trainings_total") == 1
+        assert (await sampler.lease()).waits_for != "ledger"
 
 
 async def test_a_step_may_not_name_a_group_that_the_ledger_never_took_in(hub: RunningHub) -> None:
@@ -182,6 +188,8 @@ async def test_a_step_may_not_name_a_group_that_the_ledger_never_took_in(hub: Ru
         refused = await refusal_of(drain.stream.read())
         assert (refused.reason, refused.names(lease.lease_id)) == (Reason.LEDGER_BEHIND, True)
         assert await slots(learner) == {"leased": 1}
+        assert hub.metric("heterorl_coordinator_unknown_trainings_total") == 1
+        assert (await sampler.lease()).waits_for == "ledger"
 
 
 @pytest.mark.parametrize(

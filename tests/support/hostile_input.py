@@ -38,20 +38,23 @@ from node.values.peer_figures import MachineFigures, SamplerFigures
 from node.values.policy import Announcement, ArtifactKey
 from node.values.run import PeerQuery, Role, RunSettings, RunStatus, StepRecord, StepReport, Teaching
 from node.weights.assembly.apply import make_frame
-from node.weights.codec.frame_codec import decode_frame
+from node.weights.codec.frame_codec import decode_frame, encode_planes, encode_step_planes
 from node.weights.format.dtypes import DTYPES
-from node.weights.format.manifest import Codec, verify_signed
+from node.weights.format.manifest import Codec, parse, verify_signed
 from node.wire.mapping import from_wire, optional_from_wire
 from node.wire.members import base_model_from_wire, check_owners
 from node.wire.rollouts import encoded_from_wire, group_from_wire, group_to_wire, submission_to_wire
 from support.client_hello import client_hello
 from support.groups import make_group
 from support.identity import NOW_S, make_run
-from support.weights import LAYOUT, Learner
+from support.weights import LAYOUT, Learner, drifted
 
 CORPUS: Final = Path(__file__).parents[1] / "fuzz/corpus"
 FULL_FRAME: Final = LAYOUT.frames[0].words.bit_length() - 1
 """Power of two that is a whole frame's words."""
+
+_FEW: Final = 10
+"""Power of two that is a small frame's words; the decoder takes them for float32."""
 
 _NOT_USUAL: Final[dict[str, Any]] = {"version": 2, "reason": Failure.PROMPT_FAILED.value, "node_ids": "a"}
 """Fields of good messages that not any value of their type is good for."""
@@ -105,6 +108,13 @@ def doors(directory: Path) -> list[Door]:
         for one, (_, payloads) in zip(manifests, artifacts, strict=True)
         for record, payload in zip(one.frames[:-1], payloads, strict=False)
     ]
+    few = np.full(1 << _FEW, 0xABCD, np.uint16)
+    moved = drifted(few, 8, share=0.05)
+    planes = {
+        Codec.PLANES: encode_planes(moved, element_bytes=4),
+        Codec.STEP_PLANES: encode_step_planes(moved, base=few, element_bytes=4),
+    }
+    coded += [bytes([_FEW, list(Codec).index(codec)]) + payload for codec, payload in planes.items()]
     group = group_to_wire(make_group("3.1", size=3))
     submission = submission_to_wire(group)
     token = issue_token(
@@ -114,6 +124,11 @@ def doors(directory: Path) -> list[Door]:
     def manifest(data: bytes) -> bool:
         verify_signed(data, public_key=learner.key.public_key, run_id=learner.run_id)
         return True
+
+    def signed(data: bytes) -> bool:
+        """Read what a learner has signed: it can be written in one way only."""
+        assert parse(data).to_bytes() == data, "it is read as another manifest"
+        return False
 
     def payload(data: bytes) -> bool:
         number, frame = (data + b"\0\0")[:2]
@@ -130,10 +145,11 @@ def doors(directory: Path) -> list[Door]:
         room = np.full(words + 2 * GUARD, 0xABCD, np.uint16)
         dtype = DTYPES[("bfloat16", "float32", "int8")[number % 3]]
         codecs = list(Codec)
-        out = room[GUARD:-GUARD]
+        out, base = room[GUARD:-GUARD], np.full(words, 0xABCD, np.uint16)
         try:
-            decode_frame(codecs[codec % len(codecs)], data[2:], base=out.copy(), out=out, dtype=dtype)
+            decode_frame(codecs[codec % len(codecs)], data[2:], base=base, out=out, dtype=dtype)
         finally:
+            assert (base == 0xABCD).all(), "it wrote into its base"
             assert (room[:GUARD] == 0xABCD).all(), "it wrote before its frame"
             assert (room[-GUARD:] == 0xABCD).all(), "it wrote behind its frame"
         return False
@@ -180,6 +196,7 @@ def doors(directory: Path) -> list[Door]:
 
     return [
         Door("manifest", tuple(signed for signed, _ in artifacts), manifest),
+        Door("signed-manifest", tuple(one.to_bytes() for one in manifests), signed),
         Door("payload", tuple(frames), payload),
         Door("decoder", (*coded, *_bombs()), decoder),
         Door("client-hello", (client_hello("relay.example.heterorl"),), hello),

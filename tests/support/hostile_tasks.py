@@ -121,9 +121,9 @@ class Hostile:
         os.closerange(0, 64)
 
     def _output(self) -> None:
-        """A gigabyte on standard output and as much again on standard error."""
+        """A quarter of a gigabyte on standard output and as much again on standard error."""
         for descriptor in (1, 2):
-            for _ in range(1024):
+            for _ in range(256):
                 left = memoryview(bytes(MEBIBYTE))
                 while left:
                     left = left[os.write(descriptor, left) :]

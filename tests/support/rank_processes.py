@@ -12,13 +12,12 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from subprocess import TimeoutExpired
 from typing import Any, Final, Self
 from unittest import mock
 
@@ -347,15 +346,6 @@ class WarmRank(WarmProcess):
         heard, self._held = os.pipe()
         super().__init__(command[2:], env=env, descriptors={0: heard, 1: 1, 2: 2})
         os.close(heard)
-
-    def poll(self) -> int | None:
-        with suppress(TimeoutExpired):
-            return self.wait(0)
-        return None
-
-    def kill(self) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
 
 
 def lead(layout: Mapping[str, Any], fault: str, model_dir: Path, path: Path) -> None:

@@ -16,6 +16,7 @@ from uuid import uuid4
 import pytest
 
 from deploy.runs import processes
+from sampler.engines.text import template_process
 from support import warm_python
 from support.warm_python import LIBRARIES, OURS, RUN, WarmProcess, server
 
@@ -35,6 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault(RUN, uuid4().hex)  # processes that tests start find the same server
     if hasattr(config, "workerinput"):
         util.spawnv_passfds = _spawn
+        template_process.Popen = WarmTemplates  # type: ignore[assignment, attr-defined]
     elif asked := getattr(config.option, "tx", None):
         config.option.testrunuid = os.environ[RUN]
         server(OURS)  # it has all that pytest put on the path, and ends with this process
@@ -135,6 +137,26 @@ def _start_engine(
         descriptors = {0: nowhere.fileno(), 1: stdout, 2: stderr, **{number: number for number in pass_fds}}
         ENGINES.append(WarmProcess(command[2:], env=env, descriptors=descriptors))
         return ENGINES[-1]
+
+
+class WarmTemplates(WarmProcess):
+    """As much of ``Popen`` as renders chat templates: imports take a second of a core."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        stdin: int,
+        stdout: int,
+        stderr: int,
+        env: Mapping[str, str],
+        start_new_session: bool,
+    ) -> None:
+        requests, answers = os.pipe(), os.pipe()
+        self.stdin, self.stdout = os.fdopen(requests[1], "wb"), os.fdopen(answers[0], "rb")
+        with os.fdopen(requests[0]), os.fdopen(answers[1]), open(os.devnull, "w") as nowhere:
+            descriptors = {0: requests[0], 1: answers[1], 2: nowhere.fileno()}
+            super().__init__(command[2:], env=env, descriptors=descriptors)
 
 
 @pytest.fixture(scope="session")

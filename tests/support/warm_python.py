@@ -78,6 +78,16 @@ class WarmProcess:
             self.status.close()
         return self.returncode
 
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.wait(0)
+        return None
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and its code is on the way
+                os.kill(self.pid, signal.SIGKILL)
+
 
 _started: Final[list["subprocess.Popen[bytes]"]] = []
 """Kept, as it ends after this process."""

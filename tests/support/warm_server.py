@@ -57,6 +57,7 @@ _IMPORTED: Final = {
         "scipy.stats",
         "tensorboard.backend.event_processing.event_accumulator",
         "transformers.models.qwen3.modeling_qwen3",
+        "transformers.utils.chat_template_utils",
         "wandb.proto.wandb_internal_pb2",
     ),
 }

@@ -10,12 +10,12 @@ single expression, such as ``9 ** 9 ** 9``, never returns to Python.
 
 import json
 import signal
-import subprocess
 import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from subprocess import DEVNULL, PIPE, Popen
 from typing import IO, Any, Final, cast
 
 from sampler.tasks.processes.grader_process import START_TIMEOUT_S, environment
@@ -42,7 +42,7 @@ class TemplateProcess:
         self._cpu_limit_s = cpu_limit_s
         self._memory_bytes = memory_bytes
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Popen[bytes] | None = None
         self._finalizer: weakref.finalize[..., TemplateProcess] | None = None
 
     def render(
@@ -101,18 +101,18 @@ class TemplateProcess:
 
     def _start(self) -> None:
         limits = (self._cpu_limit_s, self._memory_bytes, PROMPT_CHARACTERS)
-        self._process = subprocess.Popen(
+        self._process = Popen(
             [sys.executable, "-m", "sampler.engines.text.template_worker", *map(str, limits)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=DEVNULL,
             env=environment(()) | {"OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
             start_new_session=True,
         )
         self._finalizer = weakref.finalize(self, _end, self._process)
         self._asked(self._process, b"", limit_s=START_TIMEOUT_S)
 
-    def _asked(self, process: "subprocess.Popen[bytes]", line: bytes, *, limit_s: float) -> dict[str, Any]:
+    def _asked(self, process: "Popen[bytes]", line: bytes, *, limit_s: float) -> dict[str, Any]:
         """Return the answer to a request; OSError or ValueError if there is none, TimeoutError if late."""
         is_late = threading.Event()
 
@@ -147,7 +147,7 @@ class TemplateProcess:
         return _end(process)
 
 
-def _end(process: "subprocess.Popen[bytes]") -> int | None:
+def _end(process: "Popen[bytes]") -> int | None:
     process.kill()
     for pipe in (process.stdin, process.stdout):
         with suppress(OSError):

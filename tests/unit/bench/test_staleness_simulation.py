@@ -41,7 +41,7 @@ def test_a_run_repeats_itself_and_differs_between_seeds() -> None:
 
 def test_every_method_learns_on_policy(prices: Prices) -> None:
     for name in RECIPES:
-        cell = replace(CELL, method=name, staleness=0, learning_rate=3e-2)
+        cell = replace(CELL, method=name, staleness=0, learning_rate=6e-2, versions=15)
         outcome = simulate(cell, prices, Method.named(name))
         scores = np.mean(outcome.scores, axis=0)
         assert scores[-1] > scores[0] + 0.1, name

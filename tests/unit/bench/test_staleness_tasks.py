@@ -1,5 +1,7 @@
 """Rewards of the laboratory's tasks against answers worked by hand, and the faults that it injects."""
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -10,13 +12,18 @@ from bench.staleness_lab.intervals import Intervals
 from bench.staleness_lab.mismatch import given_reward, sampling_weights
 from bench.staleness_lab.pool import TASKS
 from bench.staleness_lab.safes import Safes
-from bench.staleness_lab.sorting import word_sorting
 from bench.staleness_lab.tasks import Task
 
 
-@pytest.fixture(scope="module", params=TASKS)
+@cache
+def made(name: str) -> Task:
+    """Return a task; some begin with a policy that is trained first."""
+    return TASKS[name]()
+
+
+@pytest.fixture(params=TASKS)
 def task(request: pytest.FixtureRequest) -> Task:
-    return TASKS[request.param]()
+    return made(request.param)
 
 
 def test_what_sampling_recorded_is_what_scoring_says(task: Task) -> None:
@@ -46,7 +53,7 @@ def test_a_safe_opens_now_and_then_by_chance() -> None:
 
 
 def test_a_word_is_right_with_its_letters_in_order_alone_and_some_are_after_the_warm_start() -> None:
-    task = word_sorting()
+    task = made("sorting")
     prompt = torch.arange(16).view(1, 16)
     uniform = torch.rand(1, 16, 64, task.tokens, generator=torch.Generator().manual_seed(1))
     written = task.sample(task.start((0,)), prompt, uniform)

@@ -1,5 +1,6 @@
 """Answers of the coordinator, and what each leaves in the accounts."""
 
+import math
 import re
 from dataclasses import replace
 from typing import Any
@@ -103,6 +104,7 @@ def test_what_no_lease_of_its_sender_asked_for_is_answered_without_a_write(desk:
     [
         ({"completions": (make_completion(reward=1e30), make_completion())}, r"reward 1e\+30, beyond 1e\+06"),
         ({"graded_at_s": 1e300}, "timestamps"),
+        ({"graded_at_s": math.inf}, "timestamps"),
         ({"sampling_finished_at_s": 0.5}, "not those of sampling begun, then finished"),
         ({"sampling_started_at_s": -1.0}, "timestamps"),
         ({"prompt_token_ids": np.ones(65, np.int32)}, "a prompt of 65 tokens, allowed are 64"),
@@ -243,19 +245,3 @@ def test_a_group_that_the_learner_trained_on_before_is_neither_delivered_nor_lea
     assert desk.accounts.slots.counts()[SlotState.LOST] == 1
     assert desk.lease() == ["1.1"]
     assert desk.submit("0.1").verdict is Verdict.FOREIGN
-
-
-@pytest.mark.parametrize("groups", [("0.1",), ("1.1", "0.1"), ("1.1", "1.1")])
-def test_training_twice_on_a_slot_is_found_and_nothing_of_the_step_is_taken(
-    desk: Desk, groups: tuple[str, ...]
-) -> None:
-    desk.lease("s1", 2)
-    desk.submit("0.1")
-    desk.submit("1.1")
-    desk.train(1, "0.1")
-    outcome = desk.train(2, *groups)
-    assert outcome.doubled == (groups[-1],)
-    assert outcome.refusal is not None
-    assert outcome.refusal.reason is Reason.DUPLICATE
-    assert desk.accounts.last_step == 1
-    assert desk.accounts.slots.open_slots[1].state is SlotState.SPOOLED

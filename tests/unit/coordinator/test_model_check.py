@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from node.coordinator.work.balance import Balance
-from node.coordinator.work.decisions import leasing, step_history
+from node.coordinator.work.decisions import leasing
 from node.coordinator.work.decisions.leasing import LeaseRequest
 from node.coordinator.work.terms.model_check import (
     StatedText,
@@ -15,7 +15,7 @@ from node.coordinator.work.terms.model_check import (
 from node.errors import Reason
 from node.values.policy import PolicyVersion
 from node.weights.format.layout import Layout, TensorSpec
-from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
+from support.coordinator import LEARNER, Desk, make_accounts
 from support.refusals import refused
 
 
@@ -77,13 +77,6 @@ def test_nothing_is_leased_for_another_version_0_however_early_its_sampler_joine
         with refused(Reason.BASE_MISMATCH, BASE.root.hex()):
             lease(PolicyVersion(0, root))
     assert lease(PolicyVersion(0, BASE.root)) == 1
-
-
-def test_a_learner_that_comes_back_with_another_base_is_refused_before_it_replaces_anyone() -> None:
-    accounts = make_accounts(Balance(facts=(KNOWN,)))
-    with refused(Reason.BASE_MISMATCH, "the learner"):
-        step_history.learner_joins(accounts, replace(KNOWN, epoch=2, base_root=b"r" * 16), now=NOW_S)
-    step_history.learner_joins(accounts, replace(KNOWN, epoch=2), now=NOW_S)
 
 
 def test_a_base_larger_than_64_frames_is_told_in_64_parts() -> None:

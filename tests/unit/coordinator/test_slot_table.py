@@ -22,7 +22,7 @@ from node.coordinator.work.slots.slot import (
     parse_group_id,
 )
 from node.coordinator.work.slots.slot_table import Claim
-from node.values.groups.failure import FAULTS, FailedLease, Failure
+from node.values.groups.failure import FailedLease, Failure
 from node.values.groups.verdict import Verdict
 from support.coordinator import BOUNDS, NOW_S, RETRY_S, TTL_S, Desk, make_accounts, make_answer
 from support.present import present
@@ -149,22 +149,6 @@ def test_suspects_are_a_small_part_of_a_grant(desk: Desk) -> None:
         desk.fail(lease_id, "s1", fault=RAISED)
     desk.now += 60
     assert desk.lease("s2", 4) == ["0.2", "4.1", "5.1", "6.1"]
-
-
-@pytest.mark.parametrize("fault", sorted(FAULTS))
-def test_a_prompt_is_set_aside_once_two_samplers_have_failed_it_and_not_before(
-    desk: Desk, fault: Failure
-) -> None:
-    for sampler_id in ("s1", "s2"):
-        (lease_id,) = desk.lease(sampler_id)
-        prompt_index = desk.accounts.slots.open_slots[0].prompt_index
-        assert desk.accounts.bad_prompts.aside(prompt_index, "s3", now=desk.now) is Aside.NOT
-        assert desk.fail(lease_id, sampler_id, fault=fault, detail="the reason\n") == 1
-        desk.now += FIRST_RETRY_S
-    assert desk.accounts.slots.counts()[SlotState.ABANDONED] == 1
-    assert desk.accounts.bad_prompts.aside(prompt_index, "s3", now=desk.now) is Aside.FOR_ALL
-    (bad,) = desk.accounts.bad_prompts.newest(5)
-    assert (bad.reason, bad.detail, bad.times, bad.slot) == (fault, "the reason", 1, 0)
 
 
 def test_one_sampler_fails_a_prompt_as_often_as_it_likes_and_others_still_get_it(desk: Desk) -> None:

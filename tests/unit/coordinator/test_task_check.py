@@ -2,9 +2,7 @@
 
 import pytest
 
-from node.coordinator.work.terms.model_check import check_prompts
 from node.coordinator.work.terms.run_terms import UNSAID, RunGrader, run_grader
-from node.errors import Reason, RefusedError
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 
@@ -41,13 +39,3 @@ def test_other_code_is_refused_with_both_digests_and_none_is_where_nobody_has_sa
         assert part in runs.objection(B)
     assert "without a digest" in runs.objection(b"")
     assert UNSAID.objection(B) == ""
-
-
-def test_a_sampler_that_found_another_number_of_prompts_is_told_both() -> None:
-    check_prompts(100, runs=100, task="t", sampler_id="s2")
-    with pytest.raises(RefusedError) as error:
-        check_prompts(90, runs=100, task="t", sampler_id="s2")
-    assert error.value.reason is Reason.TASK_MISMATCH
-    for part in ("'t'", "s2", " 90 ", " 100"):
-        assert part in error.value.what
-    assert "coordinator.prompts = 90" in error.value.fix

@@ -1,7 +1,8 @@
 """A demo that is right whatever happens proves nothing: each promise is broken here, alone."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -39,31 +40,23 @@ def test_a_reward_that_starts_too_high_or_ends_too_low_has_not_risen(first: floa
     assert _broken(steps) == ["the reward rises"]
 
 
-@pytest.mark.parametrize("staleness", [0, 3])
-def test_a_far_sampler_that_is_not_late_is_none(staleness: int) -> None:
-    steps = [
-        replace(step, groups=(step.groups[0], replace(step.groups[1], staleness_versions=staleness)))
+def _with_groups(change: Callable[[Trained], Trained], *, after: int = 0) -> list[Step]:
+    return [
+        replace(step, groups=tuple(map(change, step.groups))) if step.version > after else step
         for step in make_steps()
     ]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"staleness_versions": 0}, {"staleness_versions": 3}, {"sampler_id": NEAR}]
+)
+def test_a_far_sampler_that_is_not_late_or_took_no_part_breaks_its_promise(changes: dict[str, Any]) -> None:
+    steps = _with_groups(lambda group: replace(group, **changes) if group.sampler_id == FAR else group)
     assert _broken(steps) == ["the far sampler's groups arrive late and are trained on"]
 
 
 def test_while_the_near_sampler_is_dead_the_far_one_need_not_be_late() -> None:
-    steps = [
-        replace(step, groups=tuple(replace(g, sampler_id=FAR, staleness_versions=0) for g in step.groups))
-        if step.version > 5
-        else step
-        for step in make_steps()
-    ]
-    assert _broken(steps) == []
-
-
-def test_a_far_sampler_without_a_trained_group_took_no_part() -> None:
-    steps = [
-        replace(step, groups=tuple(replace(group, sampler_id=NEAR) for group in step.groups))
-        for step in make_steps()
-    ]
-    assert _broken(steps) == ["the far sampler's groups arrive late and are trained on"]
+    assert _broken(_with_groups(lambda g: replace(g, sampler_id=FAR, staleness_versions=0), after=5)) == []
 
 
 @pytest.mark.parametrize("place", [0, 15, 29])
@@ -73,15 +66,10 @@ def test_a_version_that_is_missing_is_missed(place: int) -> None:
     assert _broken(steps) == ["every version was made once, in order"]
 
 
-def test_a_group_trained_on_twice_is_found() -> None:
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_a_slot_trained_on_twice_is_found_whichever_attempts_they_are(attempt: int) -> None:
     steps = make_steps()
-    steps[20] = replace(steps[20], groups=steps[3].groups)
-    assert _broken(steps) == ["no group and no slot was trained on twice"]
-
-
-def test_two_attempts_at_one_slot_are_found_although_their_ids_differ() -> None:
-    steps = make_steps()
-    again = Trained(f"{steps[3].groups[1].slot}.2", FAR, 6)
+    again = Trained(f"{steps[3].groups[1].slot}.{attempt}", FAR, 6)
     steps[20] = replace(steps[20], groups=(steps[20].groups[0], again))
     assert _broken(steps) == ["no group and no slot was trained on twice"]
 
@@ -95,15 +83,10 @@ def test_a_step_that_the_ledger_knows_otherwise_is_found() -> None:
     ]
 
 
-def test_a_group_that_was_spooled_and_never_heard_of_again_is_lost() -> None:
+@pytest.mark.parametrize("changes", [{"spooled": 3}, {"foreign": 1}], ids=["never heard of again", "foreign"])
+def test_a_group_that_is_lost_or_that_only_a_fault_can_make_foreign_is_found(changes: dict[str, int]) -> None:
     ledger = ledger_of(make_steps())
-    verdicts = {**ledger.verdicts, FAR: {**ledger.verdicts[FAR], "spooled": 3}}
-    assert _broken(make_steps(), ledger=replace(ledger, verdicts=verdicts)) == ["no submitted group was lost"]
-
-
-def test_a_group_that_only_a_fault_can_make_foreign_breaks_the_promise() -> None:
-    ledger = ledger_of(make_steps())
-    verdicts = {**ledger.verdicts, FAR: {**ledger.verdicts[FAR], "foreign": 1}}
+    verdicts = {**ledger.verdicts, FAR: {**ledger.verdicts[FAR], **changes}}
     assert _broken(make_steps(), ledger=replace(ledger, verdicts=verdicts)) == ["no submitted group was lost"]
 
 
