@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from node.system.waits import drop
 from sampler.tasks.processes.grader_process import Grader
 from sampler.tasks.processes.grader_requests import (
     Grades,
@@ -187,7 +188,7 @@ class GraderPool:
         try:
             yield
         finally:
-            watching.cancel()
+            drop(watching)
             self._slow.discard(grader)
 
     async def _watch(self, grader: Grader) -> None:
