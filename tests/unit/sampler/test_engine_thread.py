@@ -123,21 +123,26 @@ async def test_a_step_does_not_wait_for_the_event_loop(
 ) -> None:
     async with generating(model_dir) as made:
         engine = made.engine.current
-        step, left, ended = engine.step, 10_000, threading.Event()
+        step, is_first_over, steps = engine.step, False, 0
+        may_go_on, ended = threading.Event(), threading.Event()
 
         def counted() -> list[GenerationRequest]:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                ended.set()
-            return step()
+            nonlocal is_first_over, steps
+            if is_first_over:
+                assert may_go_on.wait(30)
+                steps += 1
+                if steps == 20:
+                    ended.set()
+            done = step()
+            is_first_over |= any(request.request_id == "first" for request in done)
+            return done
 
         monkeypatch.setattr(engine, "step", counted)
         await made.serve(0)
         made.add("long", LONG, completions=32)
         made.add("first", SHORT)
         assert (await made.finished.get()).request_id == "first"
-        left = 20
+        may_go_on.set()
         assert ended.wait(30)
         assert (await made.finished.get()).request_id == "long"
 
