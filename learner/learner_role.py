@@ -82,7 +82,12 @@ async def build(context: RoleContext) -> list[Service]:
     earlier = EarlierVersions(context.state_dir, restored.base, restored.policy.layout)
     scorer = None
     if not restored.policy.ranks.is_shared:
-        scorer = VersionScorer(earlier, restored.policy, micro_batch_tokens=config.micro_batch_tokens)
+        scorer = VersionScorer(
+            earlier,
+            restored.policy,
+            micro_batch_tokens=config.micro_batch_tokens,
+            packing=config.packing,
+        )
     evidence = Evidence(
         config,
         clock=context.clock,

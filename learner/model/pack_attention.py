@@ -7,6 +7,7 @@ Keys and values of a row are gathered from the pack: a token that rows share get
 """
 
 import inspect
+import logging
 from collections.abc import Callable
 from functools import cache
 from typing import Any, Final
@@ -20,6 +21,8 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from learner.model.pack import Pack, TailBucket
+
+logger = logging.getLogger(__name__)
 
 ATTENTION: Final = "packed_prefixes"
 """Name of ``attend`` in transformers. Rows that are no pack get what "sdpa" gives them, bit for bit."""
@@ -97,7 +100,12 @@ def kernel_works(device: torch.device) -> bool:
 
     Tried once, outside of a model: a layer that is computed again would find another number of products.
     """
-    return device.type == "cuda" and bool(_kernel_parameters()) and is_attention(_by_extents, device)
+    if device.type != "cuda":
+        return False
+    works = bool(_kernel_parameters()) and is_attention(_by_extents, device)
+    if not works:
+        logger.warning("packs are slower here: torch has no kernel for rows of many lengths that works")
+    return works
 
 
 @torch.no_grad()

@@ -52,8 +52,8 @@ class PrefixTree:
     def share_out(self, *, shares: int, budget_tokens: int, parts: int = 1) -> list[list[list[int]]]:
         """Return as many packs of row numbers for each of ``shares`` ranks; some may be empty.
 
-        The fullest share has as few tokens as a cut of the order into so many allows, tokens that two shares
-        read included.
+        The rows are cut, in their order, so that the largest share is as small as possible. A token that two
+        shares read counts in both.
 
         Args:
             budget_tokens: distinct tokens of a pack, at most; a longer row is alone.
@@ -101,7 +101,7 @@ class PrefixTree:
         return max(first + 1, rows.stop)
 
     def _least_budget(self, rows: range, runs: int) -> int:
-        """Return the smallest budget that needs no more than so many runs."""
+        """Return the smallest budget within which the rows fill at most ``runs`` runs."""
         most = sum(self.lengths[place] for place in rows)
         return bisect.bisect_left(range(most), True, key=lambda budget: len(self._fill(rows, budget)) <= runs)
 

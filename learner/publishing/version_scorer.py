@@ -26,6 +26,7 @@ from learner.model.model import Policy
 from learner.objective.formulas.divergence import kl_behaviour_learner
 from learner.operator_orders import VersionGoneError
 from learner.step.step_inputs import versions_of_tokens
+from learner.step_settings import Packing
 from node.values.groups.rollout import RolloutGroup
 
 logger = logging.getLogger(__name__)
@@ -59,12 +60,17 @@ class VersionScorer:
         policy: Policy,
         *,
         micro_batch_tokens: int,
+        packing: Packing,
         random: Callable[[], float] = randomness.random,
     ) -> None:
-        """Score with the policy's model and the words of ``versions``; ``random`` draws tokens."""
+        """Score with the policy's model and the words of ``versions``; ``random`` draws tokens.
+
+        ``micro_batch_tokens`` and ``packing`` are those of a step.
+        """
         self._versions = versions
         self._policy = policy
         self._micro_batch_tokens = micro_batch_tokens
+        self._packing: Packing = packing
         self._random = random
 
     def score(self, groups: Sequence[RolloutGroup], newest: int) -> dict[int, Scored | None]:
@@ -151,7 +157,7 @@ class VersionScorer:
         batch = objective_batch([group], version=by, discount=lambda _: 1.0, dtype=dtype, device=device)
         logprob = batch.behaviour_logprob.clone()
         scorer, width = self._policy.scorer, batch.mask.shape[1]
-        rows = scorer.step_rows([group], packing="prefixes")
+        rows = scorer.step_rows([group], packing=self._packing)
         [cut] = rows.share_out(shares=1, budget_tokens=self._micro_batch_tokens)
         for numbers in cut:
             part = collate([group], numbers, width=width, dtype=dtype, device=device, packed=rows.is_packed)

@@ -45,7 +45,6 @@ _LEAST_MESSAGE_BYTES: Final = 16 << 20
 _CLOSING_S: Final = 1.0
 """How long connections may take their last bytes after every rpc has ended."""
 
-
 _GRPC_LOG: Final = logging.getLogger("grpc._cython.cygrpc")
 
 

@@ -80,7 +80,7 @@ def drawn_by(
 
 
 def score(policy: Policy, walk: Walk, group: RolloutGroup) -> Scored | None:
-    scorer = VersionScorer(walk, policy, micro_batch_tokens=20, random=lambda: 0.5)
+    scorer = VersionScorer(walk, policy, micro_batch_tokens=20, packing="prefixes", random=lambda: 0.5)
     return scorer.score([group], NEWEST)[0]
 
 
@@ -122,7 +122,9 @@ def test_tokens_of_several_versions_are_scored_by_their_own(policy: Policy, walk
     version[4:] = 30  # drawn later, from the same text, by other words
     mixed = replace(group, completions=(replace(first, policy_version=version), *rest, other.completions[0]))
     assert mixed.newest_version == 30
-    scored = VersionScorer(walk, policy, micro_batch_tokens=20, random=lambda: 0.0).score([mixed], NEWEST)[0]
+    scored = VersionScorer(walk, policy, micro_batch_tokens=20, packing="prefixes", random=lambda: 0.0).score(
+        [mixed], NEWEST
+    )[0]
     assert scored is not None
     assert (scored.version, scored.nats < 1e-9) == (20, True)
 
@@ -136,7 +138,7 @@ def test_groups_that_name_one_version_are_scored_together_and_each_by_itself(
 ) -> None:
     true, other = (drawn_by(policy, walk.of[drew], names=20) for drew in (20, 28))
     elsewhere = drawn_by(policy, walk.of[21], names=21)
-    scorer = VersionScorer(walk, policy, micro_batch_tokens=20, random=lambda: 0.5)
+    scorer = VersionScorer(walk, policy, micro_batch_tokens=20, packing="prefixes", random=lambda: 0.5)
     scored = scorer.score([true, elsewhere, other], NEWEST)
     assert {place: one is not None and one.is_misnamed for place, one in scored.items()} == {
         0: False,
