@@ -1,13 +1,10 @@
 """Metrics by their short names: one place for the prefix of a role and for its registry."""
 
-import functools
 import math
 from collections.abc import Iterable
-from typing import Final, TypeVar
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-
-_Counted = TypeVar("_Counted", Counter, Histogram)
 
 _SECONDS: Final = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000)
 
@@ -20,7 +17,7 @@ class MetricFactory:
         self._owner = owner
 
     def counter(self, name: str, text: str, *labels: str) -> Counter:
-        return _looked_up_once(Counter(self._named(name), text, labels, registry=self._registry))
+        return Counter(self._named(name), text, labels, registry=self._registry)
 
     def gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(self._named(name), text, labels, registry=self._registry)
@@ -32,15 +29,7 @@ class MetricFactory:
         return gauge
 
     def histogram(self, name: str, text: str, *labels: str, buckets: Iterable[float] = _SECONDS) -> Histogram:
-        return _looked_up_once(
-            Histogram(self._named(name), text, labels, buckets=tuple(buckets), registry=self._registry)
-        )
+        return Histogram(self._named(name), text, labels, buckets=tuple(buckets), registry=self._registry)
 
     def _named(self, name: str) -> str:
         return f"heterorl_{self._owner}_{name}"
-
-
-def _looked_up_once(metric: _Counted) -> _Counted:
-    """Remember what ``labels`` returns, in .1 us where the library takes 1. None of them is ever removed."""
-    vars(metric)["labels"] = functools.cache(metric.labels)
-    return metric

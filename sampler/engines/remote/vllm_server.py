@@ -6,13 +6,14 @@ to cancel one is to hang up, and the server then drops it.
 
 import asyncio
 import json
-import re
+import math
 import threading
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import CancelledError, Future
 from typing import Any, Final, TypeVar
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 from sampler.engines.engine_options import RemoteOptions
 from sampler.engines.restartable_engine import EngineEndedError
@@ -24,10 +25,11 @@ GENERATE: Final = "/inference/v1/generate"
 ANSWER_BYTES: Final = 64 << 20
 """Longest answer about anything but completions: the names of all tensors of all workers fit in it."""
 
-_GAUGE: Final = re.compile(
-    rb"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc)\{.*\} (\d[\d.]*(?:e-?\d+)?)$",
-    re.MULTILINE,
+_PREFIX: Final = "vllm:"
+_GAUGES: Final = tuple(
+    _PREFIX + name for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 )
+"""What is read of a server's metrics, which are a hundred times as long."""
 
 _COMPLETING: Final = 256
 """Most requests for completions at the server at once, each for up to a whole group; the rest waits here."""
@@ -100,7 +102,13 @@ class VllmServer:
             if error.status is None:
                 raise
             return {}
-        return {name.decode(): float(value) for name, value in _GAUGE.findall(said)}
+        lines = (line for line in said.decode(errors="replace").splitlines() if line.startswith(_GAUGES))
+        try:
+            read = list(text_string_to_metric_families("".join(f"{line}\n" for line in lines)))
+        except ValueError:
+            return {}
+        samples = (sample for family in read for sample in family.samples)
+        return {one.name.removeprefix(_PREFIX): one.value for one in samples if math.isfinite(one.value)}
 
     async def generate(self, body: Mapping[str, Any], *, most_bytes: int) -> Any:
         """Return completions, once it is their turn and they are finished; only their size is bounded."""
