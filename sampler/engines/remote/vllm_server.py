@@ -29,7 +29,7 @@ _PREFIX: Final = "vllm:"
 _GAUGES: Final = tuple(
     _PREFIX + name for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 )
-"""What is read of a server's metrics, which are a hundred times as long."""
+"""Gauges that are read here; a server's page of metrics is a hundred times as long."""
 
 _COMPLETING: Final = 256
 """Most requests for completions at the server at once, each for up to a whole group; the rest waits here."""
