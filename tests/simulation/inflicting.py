@@ -157,9 +157,11 @@ class Inflictor:
 
     def _release(self, name: str) -> None:
         """Release a sampler from quarantine, as the learner does once its groups fit, or its next life."""
-        if self._world.learner is not None:
-            self._world.learner.quarantine(name, "")
-        else:
+        hub, learner = self._world.hub, self._world.learner
+        if learner is not None:
+            learner.quarantine(name, "")
+        listed = () if hub is None else hub.accounts.standings.quarantined()
+        if learner is None or hub is None or any(one.sampler_id == name for one in listed):
             self._world.loop.call_later(1.0, self._release, name)
 
     def _of_learner(self, fault: Fault) -> Callable[[], None] | None:

@@ -196,7 +196,13 @@ class World:
             self.tell("coordinator", f"ends as it starts: {error or 'it dies in its first commit'}")
             self.loop.call_later(RESTART_S, self._start_hub)
             return
-        if disk.before is not None and hub.balance_at_start not in (disk.before, disk.after):
+        before, after, found = disk.before, disk.after, hub.balance_at_start
+        # What an operator has accepted is spent before the commit that uses it, and is to be accepted again.
+        is_to_be_accepted = before is not None and before.accepts_loss and not found.accepts_loss
+        if before is not None and is_to_be_accepted:
+            before = replace(before, accepts_loss=False)
+            is_to_be_accepted = found == before
+        if before is not None and found not in (before, after):
             self.witness.violated("a commit that a death cut short is on disk in part")
         disk.before = disk.after = None
         disk.on_death = self._hub_died
@@ -207,6 +213,8 @@ class World:
             self.witness.loss_accepted(hub)
         self.witness.started(hub)
         process.spawn(hub.keep_up())
+        if is_to_be_accepted:
+            self.loop.call_later(RESTART_S, lambda: self.restore(self.back_up()))
 
     def _settled(self, hub: Hub, failure: Exception | None) -> None:
         if hub is not self.hub:
