@@ -20,7 +20,7 @@ _DEAFENING: Final = 1e9
 """Largest product of the head, in three trials: far below any cap, where a cap bends, and far above it."""
 
 _EXACT: Final = 1e-5
-"""A number that is measured is the setting, or one over it, that differs from it by no more than this part."""
+"""A number that is measured is the setting, or one over it, that differs from it by this part at most."""
 
 
 @dataclass(frozen=True, slots=True)

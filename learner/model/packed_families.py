@@ -1,8 +1,8 @@
 """The families whose models read packs, and the trial of a loaded one.
 
 A family is here once a test has shown that logprobs and gradients of packs are those of rows, in float64 to
-1e-9. What keeps a family out: a state that goes from token to token (convolutions, recurrences), attention
-that bends its scores (caps, sinks, biases), or a forward pass that makes its own positions or masks.
+1e-9. What keeps a family out: a state that goes from token to token (convolutions, recurrences), biases of
+scores by distance, or a forward pass that makes its own positions or masks (Nemotron, StableLM).
 """
 
 import logging
@@ -21,9 +21,19 @@ logger = logging.getLogger(__name__)
 FAMILIES: Final = frozenset(
     (
         *("llama", "mistral", "ministral", "qwen2", "qwen3", "smollm3", "granite", "seed_oss", "arcee"),
-        *("gemma", "gemma3_text", "olmo", "olmo2", "olmo3", "cohere", "cohere2", "glm", "glm4", "exaone4"),
-        *("phi", "phi3", "starcoder2", "gpt_neox", "gpt2", "opt", "ernie4_5", "apertus", "helium"),
-        *("mixtral", "qwen3_moe", "phimoe", "olmoe", "granitemoe", "glm4_moe"),
+        *("gemma", "gemma2", "gemma3_text", "vaultgemma", "olmo", "olmo2", "olmo3", "cohere", "cohere2"),
+        *("glm", "glm4", "exaone4", "phi", "phi3", "starcoder2", "gpt_bigcode", "gpt_neox", "gpt2", "opt"),
+        *("ernie4_5", "apertus", "helium", "hunyuan_v1_dense", "nanochat", "persimmon", "mixtral"),
+        *(
+            "qwen2_moe",
+            "qwen3_moe",
+            "phimoe",
+            "olmoe",
+            "granitemoe",
+            "granitemoeshared",
+            "glm4_moe",
+            "gpt_oss",
+        ),
     )
 )
 """By ``model_type``. Experts see tokens one by one, so that mixtures of them are here too."""
@@ -61,8 +71,10 @@ def _problem_of(model: PreTrainedModel, tried: PreTrainedModel) -> str | None:
     if rope := _rope_types(config).intersection(_OF_LENGTH):
         return f"its rotary embedding is {', '.join(rope)}, which turns tokens by the length of what is read"
     before = model.config._attn_implementation
+    if before not in ATTENTION:
+        return f"its attention is {before}"
     for one in (model, tried):
-        one.set_attn_implementation(ATTENTION)
+        one.set_attn_implementation(ATTENTION[before])
     problem = _difference(tried)
     if problem is not None:
         for one in (model, tried):

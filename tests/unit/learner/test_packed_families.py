@@ -33,8 +33,9 @@ EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "
 SETTINGS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("mistral", "ministral", "qwen2", "qwen3", "smollm3", "starcoder2", "phi3"), WINDOW),
     **dict.fromkeys(("gemma3_text", "olmo3", "cohere2", "exaone4"), WINDOW),
-    **dict.fromkeys(("mixtral", "qwen3_moe"), EXPERTS | WINDOW),
-    **dict.fromkeys(("olmoe", "granitemoe", "phimoe"), EXPERTS),
+    **dict.fromkeys(("gemma2", "vaultgemma"), WINDOW | {"attn_logit_softcapping": 0.5}),
+    **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"), EXPERTS | WINDOW),
+    **dict.fromkeys(("olmoe", "granitemoe", "granitemoeshared", "phimoe"), EXPERTS),
     "glm4_moe": EXPERTS | {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1},
     "granite": {"logits_scaling": 4.0, "residual_multiplier": 0.5, "embedding_multiplier": 3.0},
 }
@@ -74,7 +75,7 @@ def test_logprobs_and_gradients_of_a_pack_are_those_of_its_rows(family: str) -> 
     torch.testing.assert_close(gradient, right, rtol=1e-9, atol=1e-9 * float(right.abs().max()))
 
 
-@pytest.mark.parametrize("family", ["gemma2", "lfm2", "qwen3_next", "stablelm"])
+@pytest.mark.parametrize("family", ["nemotron", "lfm2", "qwen3_next", "stablelm"])
 def test_another_family_goes_row_by_row_and_the_log_says_so_once(
     family: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -138,8 +139,9 @@ def test_positions_that_depend_on_the_longest_row_keep_a_model_from_packs(rope: 
     assert not adopt_packs(made("llama", rope_parameters=rope), tried=None)
 
 
-def test_rows_of_a_model_that_reads_packs_are_computed_as_ever_to_the_bit() -> None:
-    plain, packing = made("qwen3"), made("qwen3")
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "gpt_oss"])
+def test_rows_of_a_model_that_reads_packs_are_computed_as_ever_to_the_bit(family: str) -> None:
+    plain, packing = made(family), made(family)
     assert adopt_packs(packing, tried=None)
     ids = torch.arange(24).view(2, 12) % 44
     assert torch.equal(plain(input_ids=ids).logits, packing(input_ids=ids).logits)
