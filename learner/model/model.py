@@ -5,6 +5,7 @@ in the KL gauge of a step whose groups are not stale.
 """
 
 import functools
+import logging
 import pkgutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,8 @@ from node.weights.format.model_tensors import canonical_tensors, names_in_files,
 
 if TYPE_CHECKING:
     from learner.model.sliced_loading import EmptyModel
+
+logger = logging.getLogger(__name__)
 
 _ALL_BFLOAT16: Final = StoredDtypes()
 
@@ -148,13 +151,15 @@ class Policy(ScoringModel):
         ranks: Ranks = ONE_RANK,
         tried: PreTrainedModel | None = None,
     ) -> None:
-        """Wrap ``model``, as ``ScoringModel`` does.
+        """Wrap ``model``, as ``ScoringModel`` does; the log says what makes it slow.
 
         Args:
             stored: dtypes that floats are published in.
             rematerialise: what of a layer is computed again for its backward pass, as in LearnerConfig.
         """
         super().__init__(model, compute_dtype=compute_dtype, ranks=ranks, tried=tried)
+        for what, why in self.scorer.slower.items():
+            logger.warning(what, extra={"family": model.config.get_text_config().model_type, "why": why})
         # The publisher reads them as they lie.
         state = model.state_dict(keep_vars=True)
         for tensor in state.values():

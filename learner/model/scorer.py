@@ -1,6 +1,5 @@
 """Models whose one forward pass goes from rows to logprobs of actions; ``TokenScorer``: of tokens."""
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Final
@@ -18,8 +17,6 @@ from learner.model.prefix_tree import PrefixTree
 from learner.model.token_logprob import VocabularySlice, token_logprob
 from learner.step_settings import Packing
 from node.values.groups.rollout import RolloutGroup
-
-logger = logging.getLogger(__name__)
 
 UNBOUNDED: Final = 1 << 30
 """Context of a model that does not bound it (convolutions, recurrences)."""
@@ -41,6 +38,8 @@ class Scorer(torch.nn.Module, ABC):
         self.has_head = True
         """Whether the last layer and the head are here, and not on a later stage of a pipeline."""
         self.master_dtype: torch.dtype = next(self.model.parameters()).dtype
+        self.slower: dict[str, str] = {}
+        """Ways in which it is slower than others, for the log -> why."""
         text = model.config.get_text_config()
         self.context_tokens: int = getattr(text, "max_position_embeddings", UNBOUNDED)
         """Longest prompt and completion together."""
@@ -99,12 +98,12 @@ class TokenScorer(Scorer):
         super().__init__(model, compute_dtype=compute_dtype)
         self.logit_form = logit_form(model if tried is None else tried)
         if self.logit_form is None:
-            logger.warning(
-                "logits of whole micro-batches: how this model makes them is not known",
-                extra={"family": model.config.get_text_config().model_type},
-            )
-        self.reads_packs = adopt_packs(model, tried=tried)
+            self.slower["logits of whole micro-batches"] = "how this model makes them is not known"
+        problem = adopt_packs(model, tried=tried)
+        self.reads_packs = problem is None
         """Whether it computes the same for packs as for rows."""
+        if problem is not None:
+            self.slower["no packs for this model: it reads row by row"] = problem
 
     def step_rows(self, groups: Sequence[RolloutGroup], *, packing: Packing) -> StepRows:
         if packing == "prefixes" and self.reads_packs:

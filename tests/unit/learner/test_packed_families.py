@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from learner.model.micro_batches import collate
+from learner.model.model import Policy, ScoringModel
 from learner.model.packed_families import FAMILIES, adopt_packs
 from learner.model.scorer import TokenScorer
 from support.float64 import StaysWide
@@ -76,15 +77,21 @@ def test_logprobs_and_gradients_of_a_pack_are_those_of_its_rows(family: str) -> 
 
 
 @pytest.mark.parametrize("family", ["nemotron", "lfm2", "qwen3_next", "stablelm"])
-def test_another_family_goes_row_by_row_and_the_log_says_so_once(
-    family: str, caplog: pytest.LogCaptureFixture
+def test_another_family_goes_row_by_row(family: str) -> None:
+    scorer = TokenScorer(made(family), compute_dtype=None, tried=None)
+    assert not scorer.reads_packs
+    assert [why for what, why in scorer.slower.items() if "row by row" in what]
+    assert not scorer.step_rows(groups_with_replies(3), packing="prefixes").is_packed
+
+
+def test_the_log_says_once_in_a_process_that_its_model_goes_row_by_row(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        scorer = TokenScorer(made(family), compute_dtype=None, tried=None)
-    assert not scorer.reads_packs
-    [said] = [record for record in caplog.records if record.name == "learner.model.packed_families"]
-    assert said.__dict__["family"] == family
-    assert not scorer.step_rows(groups_with_replies(3), packing="prefixes").is_packed
+        Policy(made("stablelm"))
+        ScoringModel(made("stablelm"))
+    [said] = [record for record in caplog.records if "row by row" in record.message]
+    assert said.__dict__["family"] == "stablelm"
 
 
 def with_positions_of_its_own(model: PreTrainedModel) -> None:
@@ -128,7 +135,7 @@ def test_a_model_that_would_be_wrong_with_packs_goes_row_by_row(
     model = made(family)
     before, _ = scored(TokenScorer(made(family), compute_dtype=None, tried=None), packed=False)
     spoil(model)
-    assert not adopt_packs(model, tried=None)
+    assert adopt_packs(model, tried=None)
     scorer = TokenScorer(model, compute_dtype=None, tried=None)
     assert not scorer.reads_packs
     torch.testing.assert_close(scored(scorer, packed=False)[0], before, rtol=0, atol=0)
@@ -136,12 +143,12 @@ def test_a_model_that_would_be_wrong_with_packs_goes_row_by_row(
 
 @pytest.mark.parametrize("rope", [{"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}])
 def test_positions_that_depend_on_the_longest_row_keep_a_model_from_packs(rope: dict[str, Any]) -> None:
-    assert not adopt_packs(made("llama", rope_parameters=rope), tried=None)
+    assert adopt_packs(made("llama", rope_parameters=rope), tried=None)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2", "gpt_oss"])
 def test_rows_of_a_model_that_reads_packs_are_computed_as_ever_to_the_bit(family: str) -> None:
     plain, packing = made(family), made(family)
-    assert adopt_packs(packing, tried=None)
+    assert adopt_packs(packing, tried=None) is None
     ids = torch.arange(24).view(2, 12) % 44
     assert torch.equal(plain(input_ids=ids).logits, packing(input_ids=ids).logits)
