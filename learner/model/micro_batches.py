@@ -59,6 +59,15 @@ class StepRows(Protocol):
     is_packed: ClassVar[bool]
     """Whether a micro-batch of them is a pack."""
 
+    @property
+    def distinct_tokens(self) -> int:
+        """Tokens of all rows, without padding; where packs share them, shared ones once."""
+        ...
+
+    def tokens_read(self, rows: Sequence[int]) -> int:
+        """Return how many positions the model reads of a micro-batch from ``share_out``."""
+        ...
+
     def share_out(self, *, shares: int, budget_tokens: int, parts: int = 1) -> list[list[list[int]]]:
         """Return as many micro-batches of row numbers for each of ``shares`` ranks; some may be empty.
 
@@ -76,6 +85,14 @@ class PaddedRows:
     lengths: Sequence[int]
     """Tokens that the model reads for each row."""
     is_packed: ClassVar[bool] = False
+
+    @property
+    def distinct_tokens(self) -> int:
+        return sum(self.lengths)
+
+    def tokens_read(self, rows: Sequence[int]) -> int:
+        """Return how many positions the model reads of some rows, padding included."""
+        return len(rows) * max((self.lengths[row] for row in rows), default=0)
 
     def share_out(self, *, shares: int, budget_tokens: int, parts: int = 1) -> list[list[list[int]]]:
         """Return micro-batches of rows of similar length; see ``StepRows``."""

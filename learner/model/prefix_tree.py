@@ -49,6 +49,13 @@ class PrefixTree:
         """Tokens that one pack of all rows has."""
         return sum(self.lengths) - sum(self.shared)
 
+    def tokens_read(self, rows: Sequence[int]) -> int:
+        """Return how many tokens one pack of rows has that are neighbours."""
+        first = self.order.index(rows[0]) if rows else 0
+        places = range(first, first + len(rows))
+        again = sum(self.shared[place] for place in places[1:])
+        return sum(self.lengths[place] for place in places) - again
+
     def share_out(self, *, shares: int, budget_tokens: int, parts: int = 1) -> list[list[list[int]]]:
         """Return as many packs of row numbers for each of ``shares`` ranks; some may be empty.
 

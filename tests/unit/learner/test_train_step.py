@@ -184,3 +184,18 @@ def test_each_group_counts_as_much_as_its_age_leaves(
     discount = dict(zip(batch.group_index.tolist(), batch.discount.tolist(), strict=True))  # type: ignore[union-attr]
     assert discount == pytest.approx(dict(enumerate(expected)))
     assert sorted(set(batch.staleness_versions.tolist())) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("packing", ["none", "prefixes"])
+def test_a_step_says_how_many_positions_the_model_read_and_how_many_tokens_differ(
+    model_dir: Path, packing: str
+) -> None:
+    completions = tuple(
+        make_completion(length, token_ids=np.arange(9, 9 + length, dtype=np.int32), reward=length)
+        for length in (2, 4)
+    )
+    group = make_group(prompt_token_ids=np.array([1, 2, 3], np.int32), completions=completions)
+    settings = changed(SETTINGS, packing=packing)
+    _, outcome = gradient_of(float64_policy(model_dir), [group], settings)
+    numbers = outcome.numbers
+    assert (numbers.read_tokens, numbers.distinct_tokens) == ((12, 10) if packing == "none" else (6, 6))
