@@ -41,6 +41,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     "newest ledger": "Restore the newest copy with `heterorl-node ledger restore`, or accept the loss.",
     # samplers
     "graders": "Groups wait for their grades: raise sampler.grader_processes, or make the grader faster.",
+    "groups at once": f"Its engine has room for more than sampler.concurrency_groups there. {_PACE}",
     "submission": "Finished groups wait to be submitted: its link is slow, or the hub is away.",
     "task that loads here": "The task or its grader cannot be loaded there: that sampler's log says why.",
     "task that works": "Its last leases all failed: that sampler's log says why.",
