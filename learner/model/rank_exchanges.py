@@ -19,7 +19,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from learner.masters.master_words import MasterWords, PolicyWords
-from learner.model.micro_batches import StepRows
+from learner.model.step_rows import StepRows
 from node.weights.format.layout import Layout
 
 if TYPE_CHECKING:

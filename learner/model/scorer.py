@@ -9,11 +9,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from learner.model.logit_form import LogitForm, logit_form
-from learner.model.micro_batches import MicroBatch, PaddedRows, StepRows, row_lengths, token_rows
+from learner.model.micro_batches import MicroBatch, token_rows
 from learner.model.pack import Pack
 from learner.model.pack_attention import kernel_works
 from learner.model.packed_families import adopt_packs
 from learner.model.prefix_tree import PrefixTree
+from learner.model.step_rows import PaddedRows, StepRows
 from learner.model.token_logprob import VocabularySlice, token_logprob
 from learner.step_settings import Packing
 from node.values.groups.rollout import RolloutGroup
@@ -52,7 +53,7 @@ class Scorer(torch.nn.Module, ABC):
 
     def row_tokens(self, groups: Sequence[RolloutGroup]) -> list[int]:
         """Return how many tokens the model reads for each row: what ``micro_batch_tokens`` is a bound of."""
-        return row_lengths(groups)
+        return [len(row) for row in token_rows(groups)]
 
     def step_rows(self, groups: Sequence[RolloutGroup], *, packing: Packing) -> StepRows:
         """Return the rows of a step as they are to be cut into micro-batches."""

@@ -19,9 +19,9 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from learner.model.micro_batches import StepRows
 from learner.model.rank_exchanges import Instruction
 from learner.model.scorer import Scorer
+from learner.model.step_rows import StepRows
 from learner.ranks.errors import RankLostError
 from learner.ranks.instruction_stream import InstructionStream
 from learner.ranks.shards.pipeline import MICRO_BATCHES_A_STAGE, Pipeline, TiedEmbedding
