@@ -131,6 +131,13 @@ class Facts:
     verifiers: int = 0
     """Live ones."""
 
+    @property
+    def stands_still(self) -> bool:
+        """Whether something is known for which no step comes."""
+        is_over = self.learner_waits_for.startswith(DONE)
+        is_held_up = self.own_fault or self.ledger_gap or self.paused or self.lacks_verifier or is_over
+        return bool(is_held_up or not (self.live_learners and self.live_samplers and self.is_confirmed))
+
 
 @dataclass(frozen=True, slots=True)
 class WaitingSamplers:
