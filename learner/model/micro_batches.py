@@ -46,11 +46,6 @@ class MicroBatch:
         asked = (self.positions, self.target_ids, self.temperature)
         return asked if self.pack is None else (*asked, self.pack)
 
-    @property
-    def tokens(self) -> int:
-        """Positions that the model reads, padding included."""
-        return self.input_ids.numel()
-
 
 _IDLE: Final = np.zeros(1, np.int64)
 """A row that nothing is asked of: a rank that waits for the others runs the model too."""

@@ -34,8 +34,8 @@ ATTENTION: Final = {"sdpa": "packed_prefixes", "eager": "packed_prefixes_or_eage
 _HALF: Final = (torch.bfloat16, torch.float16)
 """Dtypes of the kernel for tails of all lengths."""
 
-_HARMLESS: Final = frozenset({"position_ids", "use_cache", "cache_position", "output_router_logits"})
-"""Other keywords that models hand on, which say nothing about attention."""
+_HARMLESS: Final = frozenset({"position_ids", "cache_position", "output_router_logits"})
+"""Other keywords that models hand on, besides those that are off, which say nothing about attention."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,17 +57,13 @@ def attend(
     *,
     of_rows: Attention = sdpa_attention_forward,
     pack: Pack | None = None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    **others: Any,
+    **named: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attend as ``of_rows`` does; in a pack, to the tokens of each row up to itself.
 
     Args:
         query: [rows, heads, tokens, width]; a pack is one row. Keys and values may have fewer heads.
-        softcap: see ``Bend``, as for ``s_aux``, its sinks.
+        named: as transformers' models give them: ``softcap`` and ``s_aux`` are cap and sinks of a ``Bend``.
 
     Returns:
         [rows, tokens, heads, width], and of a pack no weights.
@@ -76,24 +72,22 @@ def attend(
         ValueError: the model adds to a pack's attention what is not known here.
     """
     if pack is None:
-        bends = {"softcap": softcap, "s_aux": s_aux}
-        others |= {name: given for name, given in bends.items() if given is not None}
-        others |= {"dropout": dropout, "scaling": scaling}
-        return of_rows(module, query, key, value, attention_mask, **others)
+        return of_rows(module, query, key, value, attention_mask, **named)
     if attention_mask is None or attention_mask.numel():
         raise ValueError("the model makes a mask of its own, which would let a pack's rows see each other")
+    scale, cap, sinks = (named.pop(name, None) for name in ("scaling", "softcap", "s_aux"))
     # Qwen2-MoE leaves its window to the mask.
-    window = others.pop("sliding_window", getattr(module, "sliding_window", None))
-    unknown = {name for name, given in others.items() if given is not None and given is not False} - _HARMLESS
-    if unknown or dropout:
-        raise ValueError(f"its attention takes {', '.join(sorted(unknown)) or 'dropout'}")
+    window = named.pop("sliding_window", getattr(module, "sliding_window", None))
+    unknown = {name for name, given in named.items() if isinstance(given, Tensor) or given} - _HARMLESS
+    if unknown:
+        raise ValueError(f"its attention takes {', '.join(sorted(unknown))}")
     if torch.is_autocast_enabled(query.device.type):
         narrow = torch.get_autocast_dtype(query.device.type)
         query, key, value = (one.to(narrow) for one in (query, key, value))
-    bend = None if softcap is None and s_aux is None else Bend(softcap, s_aux)
+    bend = None if cap is None and sinks is None else Bend(cap, sinks)
     length = query.shape[2]
     query, key, value = (one[0, :, : pack.tokens].transpose(0, 1) for one in (query, key, value))
-    found = attention_in_pack(pack, query, key, value, scale=scaling, window=window, bend=bend)
+    found = attention_in_pack(pack, query, key, value, scale=scale, window=window, bend=bend)
     padding = length - pack.tokens
     return (pad(found, (0, 0, 0, 0, 0, padding)) if padding else found)[None], None
 
