@@ -8,7 +8,8 @@ from bench.kill_lab import takeovers
 from bench.kill_lab.plan import Plan
 from bench.takeover import run
 
-KILLS = 3
+KILLS = 2
+"""Each of the two leads once, and is killed."""
 
 PAUSE_S = 0.06
 """Four steps a second: a run that waits for nothing takes all cores for as long as it is looked at."""
