@@ -8,8 +8,7 @@ from bench.kill_lab import takeovers
 from bench.kill_lab.plan import Plan
 from bench.takeover import run
 
-KILLS = 2
-"""Each of the two leads once, and is killed."""
+KILLS = 3
 
 PAUSE_S = 0.06
 """Four steps a second: a run that waits for nothing takes all cores for as long as it is looked at."""
