@@ -2,7 +2,7 @@
 
 stream --room in bytes--> size, whose it is --take--> on disk --.
    |          full: the stream is not read any further                  |
-   '<-- answers, in the requests' order: a verdict, or a refusal <------'
+   '<-- answers, in the groups' order: a verdict, or a refusal <--------'
 """
 
 import asyncio
@@ -20,8 +20,9 @@ from node.system.waits import put_away
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.values.groups.rollout import EncodedGroup
 from node.values.groups.verdict import Verdict
+from node.values.limits import GROUPS_PER_REQUEST
 from node.wire.mapping import verdict_to_wire
-from node.wire.rollouts import encoded_from_wire
+from node.wire.rollouts import submitted_from_wire
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class SubmissionDoor:
         *,
         group_bytes: int,
     ) -> AsyncGenerator[rollout_pb2.SubmitRolloutsResponse]:
-        """Answer a stream's requests, several at once, in their order; those that are ready go together.
+        """Answer a stream's groups, several at once, in their order; those that are ready go together.
 
         Args:
             group_bytes: Size of the largest group of the run.
@@ -82,15 +83,17 @@ class SubmissionDoor:
         async def read() -> None:
             await places.acquire()
             async for request in requests:
-                group = request if isinstance(request, RefusedError) else encoded_from_wire(request.group)
+                groups = _groups_in(request)
                 del request
-                size_bytes = _held_bytes(group)
-                await self._room.take(size_bytes)
-                task = asyncio.create_task(self._answer(group, caller, take, group_bytes=group_bytes))
-                task.add_done_callback(partial(leave, size_bytes))
-                pending.append(task)
-                del group, task
-                await places.acquire()
+                while groups:
+                    group = groups.popleft()
+                    size_bytes = _held_bytes(group)
+                    await self._room.take(size_bytes)
+                    task = asyncio.create_task(self._answer(group, caller, take, group_bytes=group_bytes))
+                    task.add_done_callback(partial(leave, size_bytes))
+                    pending.append(task)
+                    del group, task
+                    await places.acquire()
 
         def leave(size_bytes: int, _: object) -> None:
             self._room.give_back(size_bytes)
@@ -105,7 +108,7 @@ class SubmissionDoor:
                     await changed.wait()
                     changed.clear()
                     continue
-                response = rollout_pb2.SubmitRolloutsResponse()
+                response = rollout_pb2.SubmitRolloutsResponse(groups_per_request=GROUPS_PER_REQUEST)
                 while pending and pending[0].done():
                     response.answers.append(pending.popleft().result())
                     places.release()
@@ -148,6 +151,12 @@ class SubmissionDoor:
                 f"{caller.node_id} submits for itself, and names {group.sampler_id[:100]!r}",
             )
         return group.made_by(caller.node_id)
+
+
+def _groups_in(
+    request: rollout_pb2.SubmitRolloutsRequest | RefusedError,
+) -> deque[EncodedGroup | RefusedError]:
+    return deque([request] if isinstance(request, RefusedError) else submitted_from_wire(request))
 
 
 def _held_bytes(group: EncodedGroup | RefusedError) -> int:
