@@ -27,7 +27,7 @@ SUBMISSION_HEADER_BYTES: Final = 8 << 10
 
 GROUPS_PER_REQUEST: Final = 8
 """Groups that wait at a sampler and are submitted in one request: each pays an eighth of what a message costs
-in gRPC. With more, the 32 in flight would be too few requests to read some while others are written."""
+in gRPC. With more, those in flight would be too few requests to read some while others are written."""
 
 JOINED_GROUPS_BYTES: Final = 1 << 20
 """Several groups in one request together; a larger group travels alone, and gains nothing from company."""

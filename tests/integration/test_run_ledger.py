@@ -325,6 +325,27 @@ async def test_a_sampler_that_has_waited_too_long_is_told_so_and_leased_nothing(
         assert hub.accounts.slots.open.running("s0") == 0
 
 
+async def test_a_group_whose_sampler_goes_while_it_waits_is_not_decided_and_one_that_waits_too_long_is_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_door(path) as (hub, ledger):
+        await hub.ask("s2", 2)
+        begun = await begin(hub, ledger)
+        gone = asyncio.create_task(hub.submit("0.1", "s2"))
+        await until(lambda: hub.value("waiting_requests") == 1)
+        gone.cancel()
+        await asyncio.wait({gone})
+        await until(lambda: hub.value("waiting_requests") == 0)
+        monkeypatch.setattr(run_ledger, "WAIT_S", 0.05)
+        with refused(Reason.BUSY):
+            await hub.submit("1.1", "s2")
+        assert (dropped(hub, "gone"), dropped(hub, "late")) == (1, 1)
+        ledger.go_on()
+        await begun
+        assert hub.accounts.tallies.total() == {}
+        assert hub.accounts.slots.open.running("s2") == 2
+
+
 async def test_the_learner_is_not_held_up_by_a_thousand_samplers_that_wait(path: Path) -> None:
     async with open_door(path) as (hub, ledger):
         await hub.ask("s1", 1)

@@ -16,8 +16,9 @@ logger = logging.getLogger(__name__)
 WAITING_REQUESTS: Final = 4096
 """Requests that may wait for the ledger; more are told to come back."""
 
-WAITING_PER_CALLER: Final = 64
-"""Limit for one sampler, which sends a few at a time: no sampler may fill the room of all."""
+WAITING_PER_CALLER: Final = 128
+"""Limit for one sampler, which submits at most 64 groups at once on each of two streams: no sampler may fill
+the room of all."""
 
 WAIT_S: Final = 5.0
 """Longest a sampler waits for its turn: a third of its deadline, so that it hears why it has no answer."""

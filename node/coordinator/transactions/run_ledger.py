@@ -132,6 +132,24 @@ class RunLedger:
             if limit is not None:
                 limit.cancel()
 
+    def promise(self, decide: Decide[Answer], *, caller: str) -> "asyncio.Future[Answer]":
+        """Return a future of what ``decide`` of this class returns or raises, which takes no task to wait.
+
+        Cancelling it withdraws the decision, unless it is taken already: nothing undoes it.
+
+        Raises RefusedError: BUSY, where too many wait; DRAINING.
+        """
+        request = self._put(decide, caller)
+        limit = asyncio.get_running_loop().call_later(WAIT_S, self._queue.give_up, request)
+
+        def ended(answer: "asyncio.Future[Answer]") -> None:
+            limit.cancel()
+            if answer.cancelled():
+                self._queue.withdraw(request)
+
+        request.answer.add_done_callback(ended)
+        return request.answer
+
     def decide_unheard(self, decide: Decide[Any] | None) -> None:
         """Take a decision whose answer nobody waits for; none where too many wait, or when closing."""
         if decide is not None and not self._is_closing and self._queue.has_room:

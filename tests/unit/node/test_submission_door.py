@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from heterorl.v1 import common_pb2, rollout_pb2
 from node.coordinator.requests import submission_door
 from node.coordinator.requests.submission_door import SubmissionDoor
+from node.coordinator.work.decisions.submitted_groups import Submitted
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.telemetry.transfer_metrics import TransferMetrics
@@ -46,10 +47,10 @@ class Hub:
 
         self.door = SubmissionDoor(count_refusal=count, metrics=TransferMetrics(self.registry), **bounds)
 
-    async def take(self, group: EncodedGroup) -> tuple[Verdict, str]:
+    async def take(self, group: EncodedGroup) -> Submitted:
         self.taken.append(group)
         await self.late.get(group.group_id, self.disk).wait()
-        return Verdict.SPOOLED, group.group_id
+        return Submitted(Verdict.SPOOLED, group.group_id)
 
     async def requests(self, items: "tuple[Item, ...]") -> AsyncIterator[Item]:
         for item in items:
