@@ -325,7 +325,7 @@ async def test_a_sampler_that_has_waited_too_long_is_told_so_and_leased_nothing(
         assert hub.accounts.slots.open.running("s0") == 0
 
 
-async def test_a_group_whose_sampler_goes_while_it_waits_is_not_decided_and_one_that_waits_too_long_is_refused(
+async def test_a_group_that_waits_is_withdrawn_with_its_sampler_and_refused_where_it_waits_too_long(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_door(path) as (hub, ledger):
