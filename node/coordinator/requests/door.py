@@ -13,6 +13,7 @@ What is checked before a decision, in this order:
 
 import asyncio
 import logging
+from collections.abc import Awaitable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -115,10 +116,10 @@ class Door:
             return await self._with_rows(request, grant)
         return replace(grant, retry_after_s=self.peers.lease_pause_s(grant.retry_after_s))
 
-    def submit(self, request: Submission) -> "asyncio.Future[Submitted]":
-        """Accept a group, or say why not, in a future that is done when the group is on disk.
+    def submit(self, request: Submission) -> Awaitable[Submitted]:
+        """Accept a group, or return why not; what is SPOOLED is on disk. It is under way without a task.
 
-        Raises, or the future does:
+        Raises, here or where it is awaited:
             RefusedError: BUSY where the spool is full, DISK where it cannot be written.
         """
         sampler_id = request.encoded.sampler_id
