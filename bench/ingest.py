@@ -5,18 +5,18 @@
 
 A coordinator runs as a process of its own, with TLS, a ledger and fsync. This process leases, submits from
 several samplers at once, and then drains, as a learner would; its own time is not counted as CPU, but shares
-the cores. In the same run a bare stream takes the same bytes: gRPC, TLS, and an fsync for all that wait.
+the cores. In the same run a bare stream takes the same bytes: gRPC, TLS, and an fsync for all that wait
+(``bench.bare_stream``). It is sent one group in a message, and in a second round as many as samplers join.
 
 rate      groups a second, all of them on disk;   bare_rate      the bare stream's
 cpu_ms    CPU a group until it was on disk;       bare_cpu_ms    the bare stream's
 deliver_ms  CPU a group to deliver it to a learner
-ratio     rate / bare_rate
+ratio     rate / bare_rate;   joined_ratio     rate / bare_joined_rate, of the bare stream that joins groups
 """
 
 import argparse
 import asyncio
 import json
-import os
 import statistics
 import tempfile
 import time
@@ -26,10 +26,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import grpc
 import grpc.aio
 import numpy as np
 
+from bench.bare_stream import bare_stream, submitted
 from bench.role_on_wire import role_to_wire
 from bench.shared.measured_process import MeasuredProcess, started
 from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc, rollout_pb2, rollout_pb2_grpc
@@ -39,11 +39,10 @@ from node.enrolment.authority import LEAF_LIFETIME_S, Authority
 from node.enrolment.init_run import init_run, issue_identity
 from node.identity.identity_store import Identity, load_identity
 from node.identity.peer import Peer
-from node.process.memory import keep_freed_memory
 from node.rpc.channel import Purpose, dial
 from node.values.groups.rollout import Completion, EncodedGroup, Finish, PromptLease, RolloutGroup
 from node.values.groups.verdict import Verdict
-from node.values.limits import ROLLOUT_MESSAGE_BYTES
+from node.values.limits import GROUPS_PER_REQUEST
 from node.values.policy import PolicyVersion
 from node.values.protocol import OURS
 from node.values.run import Role
@@ -57,9 +56,6 @@ LEASES: Final = 256
 """In one request, before the clock starts."""
 SIZES: Final = ((16, 3000), (1024, 240))
 """KiB of a group, and how many; newcomers are leased no more than some 3000."""
-BARE_GROUPS: Final = 128
-BARE_BYTES: Final = 16 << 20
-"""In one fsync of the bare stream, as in one of the coordinator."""
 TOKEN_BYTES: Final = 12
 """Token id, logprob and version."""
 
@@ -73,18 +69,14 @@ def main() -> None:
     parser.add_argument("--kib", type=float, help="size of a group")
     parser.add_argument("--groups", type=int, default=0)
     parser.add_argument("--samplers", type=int, default=4, help="streams that submit at once")
-    parser.add_argument("--bare", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.bare is not None:
-        asyncio.run(_serve_bare(arguments.bare))
-        return
     for kib, groups in SIZES if arguments.kib is None else ((arguments.kib, arguments.groups or 500),):
         with tempfile.TemporaryDirectory(prefix="ingest-") as directory:
             measuring = measured(
                 Path(directory), kib=kib, groups=arguments.groups or groups, samplers=arguments.samplers
             )
             result = asyncio.run(measuring)
-        print(json.dumps(asdict(result) | {"ratio": result.ratio}))
+        print(json.dumps(asdict(result) | {"ratio": result.ratio, "joined_ratio": result.joined_ratio}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +89,18 @@ class Ingest:
     deliver_ms: float
     bare_rate: float
     bare_cpu_ms: float
+    bare_joined_rate: float
+    bare_joined_cpu_ms: float
 
     @property
     def ratio(self) -> float:
         """How much of the bare stream's rate the coordinator's is."""
         return self.rate / self.bare_rate
+
+    @property
+    def joined_ratio(self) -> float:
+        """How much of the rate of a bare stream that joins groups the coordinator's is."""
+        return self.rate / self.bare_joined_rate
 
 
 async def measured(directory: Path, *, kib: float, groups: int, samplers: int) -> Ingest:
@@ -140,7 +139,7 @@ async def measured(directory: Path, *, kib: float, groups: int, samplers: int) -
         ]
         for channel, (first, *_) in zip(channels, work, strict=True):  # pays for what is made once
             await _submitted(channel, [first])
-        cpu_s, took_s = await _cost(
+        taking_in = await _cost(
             coordinator, [_submitted(channel, own[1:]) for channel, own in zip(channels, work, strict=True)]
         )
         n = sum(len(own) - 1 for own in work)
@@ -148,27 +147,54 @@ async def measured(directory: Path, *, kib: float, groups: int, samplers: int) -
         await drain.write(
             rollout_pb2.DrainRolloutsRequest(credit=rollout_pb2.DrainCredit(groups=n + samplers))
         )
-        deliver_s, _ = await _cost(coordinator, [_drained(drain, n + samplers)])
+        delivering = await _cost(coordinator, [_drained(drain, n + samplers)])
         drain.cancel()
     data = [[submission_to_wire(group).SerializeToString() for group in own] for own in work]
-    bare_s, bare_took_s = await _bare(run_directory, directory / "bare.log", identities, data)
+    bare, joined = [
+        await _bare(run_directory, directory / f"bare-{most}.log", identities, data, most=most)
+        for most in (1, GROUPS_PER_REQUEST)
+    ]
     return Ingest(
         kib=size_kib,
         groups=n,
         samplers=samplers,
-        rate=n / took_s,
-        cpu_ms=1000 * cpu_s / n,
-        deliver_ms=1000 * deliver_s / (n + samplers),
-        bare_rate=n / bare_took_s,
-        bare_cpu_ms=1000 * bare_s / n,
+        rate=n / taking_in.took_s,
+        cpu_ms=1000 * taking_in.cpu_s / n,
+        deliver_ms=1000 * delivering.cpu_s / (n + samplers),
+        bare_rate=n / bare.took_s,
+        bare_cpu_ms=1000 * bare.cpu_s / n,
+        bare_joined_rate=n / joined.took_s,
+        bare_joined_cpu_ms=1000 * joined.cpu_s / n,
     )
 
 
-async def _cost(process: MeasuredProcess, work: Sequence[Coroutine[Any, Any, None]]) -> tuple[float, float]:
-    """Return CPU seconds of a process, and seconds, until this work is done."""
+@dataclass(frozen=True, slots=True)
+class Cost:
+    cpu_s: float
+    took_s: float
+
+
+async def _cost(process: MeasuredProcess, work: Sequence[Coroutine[Any, Any, None]]) -> Cost:
+    """Return what a process takes until this work is done."""
     began_s, cpu_s = time.monotonic(), process.cpu_s()
     await asyncio.gather(*work)
-    return process.cpu_s() - cpu_s, time.monotonic() - began_s
+    return Cost(process.cpu_s() - cpu_s, time.monotonic() - began_s)
+
+
+async def _bare(
+    run_directory: Path,
+    log: Path,
+    identities: Sequence[Identity],
+    data: Sequence[Sequence[bytes]],
+    *,
+    most: int,
+) -> Cost:
+    """Return what a bare stream takes for the same bytes from the same callers, ``most`` in a message."""
+    async with bare_stream(run_directory, log) as (server, address):
+        await asyncio.gather(*(submitted(address, identities[n], own[:1]) for n, own in enumerate(data)))
+        return await _cost(
+            server, [submitted(address, identities[n], own[1:], most=most) for n, own in enumerate(data)]
+        )
 
 
 async def _leased_groups(
@@ -202,85 +228,6 @@ async def _drained(drain: Any, groups: int) -> None:
     for _ in range(groups):
         response = await asyncio.wait_for(drain.read(), TIMEOUT_S)
         assert response.HasField("group"), response
-
-
-async def _bare(
-    run_directory: Path, log: Path, identities: Sequence[Identity], data: Sequence[Sequence[bytes]]
-) -> tuple[float, float]:
-    """Return CPU seconds and seconds in which a bare stream takes the same bytes from the same callers."""
-    async with started(("-m", "bench.ingest", "--bare", str(run_directory)), log) as server:
-        address = (await server.said("listen"))["listen"]
-
-        async def submitted(identity: Identity, messages: Sequence[bytes]) -> None:
-            async with dial(address, identity, purpose=Purpose.ROLLOUTS, now=time.time()) as channel:
-                submit: Any = channel.stream_stream("/bare/submit")
-                call, places = submit(), asyncio.Semaphore(SUBMISSIONS_IN_FLIGHT)
-
-                async def answered() -> None:
-                    for _ in messages:
-                        assert await call.read() == b"1"
-                        places.release()
-
-                answers = asyncio.create_task(answered())
-                for message in messages:
-                    await places.acquire()
-                    await call.write(message)
-                await answers
-                call.cancel()
-
-        await asyncio.gather(*(submitted(identities[n], own[:1]) for n, own in enumerate(data)))
-        return await _cost(server, [submitted(identities[n], own[1:]) for n, own in enumerate(data)])
-
-
-async def _serve_bare(run_directory: Path) -> None:
-    """Take messages, append all that wait to a file with one fsync, and answer each."""
-    keep_freed_memory()
-    identity = load_identity(run_directory / "coordinator" / "identity")
-    assert identity is not None
-    file = os.open(run_directory / "bare", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    arrived: asyncio.Queue[tuple[bytes, asyncio.Future[None]]] = asyncio.Queue(BARE_GROUPS)
-
-    def written(messages: list[bytes]) -> None:
-        os.writev(file, messages)
-        os.fdatasync(file)
-
-    async def write() -> None:
-        while True:
-            batch = [await arrived.get()]
-            while not arrived.empty() and sum(len(message) for message, _ in batch) < BARE_BYTES:
-                batch.append(arrived.get_nowait())
-            await asyncio.to_thread(written, [message for message, _ in batch])
-            for _, is_on_disk in batch:
-                is_on_disk.set_result(None)
-
-    async def submit(requests: AsyncIterator[bytes], _: object) -> AsyncIterator[bytes]:
-        pending: asyncio.Queue[asyncio.Future[None]] = asyncio.Queue()
-
-        async def read() -> None:
-            async for request in requests:
-                is_on_disk: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                await arrived.put((request, is_on_disk))
-                pending.put_nowait(is_on_disk)
-
-        reader = asyncio.create_task(read())
-        try:
-            while True:
-                await (await pending.get())
-                yield b"1"
-        finally:
-            reader.cancel()
-
-    handlers: dict[str, Any] = {"submit": grpc.stream_stream_rpc_method_handler(submit)}
-    options = ("grpc.max_receive_message_length", "grpc.max_send_message_length")
-    sizes = [(option, ROLLOUT_MESSAGE_BYTES) for option in options]
-    server = grpc.aio.server(options=sizes)
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("bare", handlers)])
-    certificates = [(identity.key_pem, identity.certificate_pem)]
-    credentials = grpc.ssl_server_credentials(certificates, identity.ca_pem, require_client_auth=True)
-    port = server.add_secure_port("127.0.0.1:0", credentials)
-    await server.start()
-    print(json.dumps({"listen": f"127.0.0.1:{port}"}), flush=True)
-    await write()
 
 
 def _group(lease: PromptLease, *, tokens: int) -> RolloutGroup:
