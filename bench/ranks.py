@@ -29,31 +29,18 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from bench.learner.steps import (
-    CLIP_NORM,
-    LEARNING_RATE,
-    Shape,
-    gathered_logprob,
-    make_groups,
-    make_model,
-    make_optimizer,
-    padded_ids,
-)
+from bench.learner.steps import Bare, Ours, Shape, Step, make_groups, make_model, padded_ids
 from bench.shared.measure import resident_bytes, restart_peak, return_freed_memory
-from learner.config import LearnerConfig
 from learner.model.model import load_policy
 from learner.model.rank_exchanges import ONE_RANK, Ranks
 from learner.ranks.rank_group import RankGroup
 from learner.sizing.mesh_sizes import MeshSizes
 from learner.sizing.model_shape import ModelShape
 from learner.sizing.rank_costs import RankLayout, rank_memory
-from learner.step.train_step import train_step
-from learner.step_settings import StepSettings
 from node.values.groups.rollout import RolloutGroup
 
 SHAPES: Final[Mapping[str, Shape]] = {
@@ -63,45 +50,6 @@ SHAPES: Final[Mapping[str, Shape]] = {
 }
 STEPS: Final = ("plain, dp_shard", "ours, dp_shard", "ours, tp")
 LIMIT: Final = timedelta(minutes=30)
-
-
-class PlainSharded:
-    """The least that a sharded step does; each rank has its share of the rows."""
-
-    def __init__(self, model: PreTrainedModel, ids: Tensor, *, prompt_tokens: int) -> None:
-        """Take all rows, [rows, prompt and completion]."""
-        self._ids = ids[dist.get_rank() :: dist.get_world_size()]
-        self._prompt_tokens = prompt_tokens
-        self.model = model.train(False)
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-        for layer in model.get_submodule("model.layers").children():
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        self._optimizer = make_optimizer(model)
-
-    def __call__(self) -> None:
-        logprob = gathered_logprob(self.model, self._ids)
-        (-logprob[:, self._prompt_tokens - 1 :].mean()).backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-
-
-class OursSharded:
-    """The learner's step on every rank."""
-
-    def __init__(self, model_dir: Path, groups: Sequence[RolloutGroup], sizes: MeshSizes) -> None:
-        ranks: Ranks = RankGroup(sizes, device_type="cpu") if dist.get_world_size() > 1 else ONE_RANK
-        self._groups = groups
-        self._policy = load_policy(model_dir, device="cpu", ranks=ranks)
-        self.model = self._policy.model
-        self._optimizer = make_optimizer(self.model)
-        self._settings = StepSettings.of(
-            LearnerConfig(model_dir=model_dir, learning_rate=LEARNING_RATE, gradient_clip_norm=CLIP_NORM)
-        )
-
-    def __call__(self) -> None:
-        train_step(self._policy, self._optimizer, self._groups, version=0, settings=self._settings)
 
 
 def step_lines(model_dir: Path, shape: Shape, *, ranks: Sequence[int]) -> Iterator[dict[str, Any]]:
@@ -159,15 +107,15 @@ def _rank(
 
 def _time_steps(name: str, model_dir: Path, groups: Sequence[RolloutGroup], shape: Shape) -> dict[str, Any]:
     ranks, before = dist.get_world_size(), resident_bytes()
-    step: PlainSharded | OursSharded
+    step: Step
     if name.startswith("plain"):
         model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, trust_remote_code=False)
-        step = PlainSharded(model, padded_ids(list(groups)), prompt_tokens=shape.prompt_tokens)
-        del model
+        ids = padded_ids(list(groups))[dist.get_rank() :: ranks]
+        step = Bare(_sharded(model), ids, prompt_tokens=shape.prompt_tokens)
     else:
-        step = OursSharded(
-            model_dir, groups, MeshSizes(tp=ranks) if name.endswith("tp") else MeshSizes(dp_shard=ranks)
-        )
+        sizes = MeshSizes(tp=ranks) if name.endswith("tp") else MeshSizes(dp_shard=ranks)
+        mesh: Ranks = RankGroup(sizes, device_type="cpu") if ranks > 1 else ONE_RANK
+        step = Ours(load_policy(model_dir, device="cpu", ranks=mesh), list(groups))
     took = []
     for _ in range(shape.rounds + 1):
         dist.barrier()
@@ -187,6 +135,15 @@ def _time_steps(name: str, model_dir: Path, groups: Sequence[RolloutGroup], shap
     dist.all_reduce(figures, op=dist.ReduceOp.MAX)
     seconds, peak_bytes, held = figures.tolist()
     return {"seconds": round(seconds, 5), "peak_bytes": int(peak_bytes), "held_share": round(held, 4)}
+
+
+def _sharded(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the model with each rank's share of its parameters, as torch's tutorials shard it."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in model.get_submodule("model.layers").children():
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
 
 
 def main(given: Sequence[str] | None = None) -> None:

@@ -3,15 +3,14 @@
 import asyncio
 import contextlib
 import json
-import random
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from bench.kill_lab.command import Campaign, say
 from bench.kill_lab.instants import ANY_TIME, STARTING, choose, wait_for
 from bench.kill_lab.noise import disturb_moments
 from bench.kill_lab.plan import RELAY
@@ -19,7 +18,7 @@ from bench.kill_lab.resumption import Resumed, watch_relay, watch_sampler
 from bench.kill_lab.stage import Stage
 from bench.kill_lab.witness import Witness, lost_groups
 from deploy.runs.promises import promises_of_any_run
-from deploy.runs.records import StepTail, read_ledger
+from deploy.runs.records import read_ledger
 from deploy.runs.run_directory import COORDINATOR, LEARNER, role_of
 from node.commands.status.status_command import fetch_status
 from node.errors import RefusedError
@@ -55,26 +54,16 @@ class Kill:
     """Newest step then."""
 
 
-class Campaign:
+class KillCampaign(Campaign):
     """One run and its kills."""
 
-    def __init__(self, stage: Stage, witness: Witness, *, say: Callable[[str], None]) -> None:
-        self._stage = stage
-        self._witness = witness
-        self._say = say
-        self._draw = random.Random(stage.plan.seed)
-        self._steps = StepTail(stage.state(LEARNER) / "steps.jsonl")
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(stage)
+        self._witness = Witness.of(stage)
         self.kills: list[Kill] = []
         self.resumed: list[Resumed] = []
         self.disturbed = 0
         """Kills of the learner after which its checkpoint's moments were changed."""
-        self.broken: list[str] = []
-        """Promises that were not kept, beside the witness's."""
-
-    @property
-    def version(self) -> int:
-        steps = self._steps.read()
-        return steps[-1].version if steps else 0
 
     async def run(self) -> None:
         """Kill as often as was asked for; then let the run make one more version, and drain it."""
@@ -138,9 +127,7 @@ class Campaign:
             await asyncio.to_thread(self._disturb)
         await self._stage.launch(name, environ={})
         note = "" if has_come else " (which did not come)"
-        self._say(
-            f"{len(self.kills)}/{self._stage.plan.kills} {name}: {instant.name}{note}, step {self.version}"
-        )
+        say(f"{len(self.kills)}/{self._stage.plan.kills} {name}: {instant.name}{note}, step {self.version}")
         if role in ("sampler", "relay") and instant is not STARTING:
             watches.create_task(self._watch(name, on_disk, incarnation=len(self.kills)))
 
@@ -218,8 +205,3 @@ def _groups_arrived(ledger: Path) -> list[str]:
         for number, _, is_submitted, *_ in json.loads(attempts)
         if is_submitted or winner
     ]
-
-
-def describe(violations: Sequence[str]) -> str:
-    """Return one line for each violation, or the good news."""
-    return "\n".join(f"VIOLATED: {what}" for what in violations) or "every promise was kept"

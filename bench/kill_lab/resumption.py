@@ -1,9 +1,7 @@
 """Bytes that a restarted process fetches, compared with those on its disk when it was killed."""
 
 import asyncio
-import re
 import time
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -11,16 +9,13 @@ from typing import Final
 from bench.kill_lab.stage import Stage
 from bench.kill_lab.truth import OnDisk
 from bench.kill_lab.witness import Key, Witness
+from deploy.runs.observation import scrape
 
 POLL_S: Final = 0.1
 GIVE_UP_S: Final = 60.0
 """A version not fetched by then was overtaken by a newer one."""
 
 _SLACK_BYTES: Final = 64 << 10
-_TIMEOUT_S: Final = 2.0
-_RECEIVED: Final = re.compile(
-    rb'^heterorl_node_transfer_bytes_total\{direction="in",kind="(?:keyframe|delta)"\} (\S+)', re.MULTILINE
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +99,8 @@ def _key(directory: str) -> Key:
 
 async def _received_bytes(port: int) -> int | None:
     """Return the payload bytes of weights a process has received since it began; None: it does not answer."""
-    try:
-        text = await asyncio.to_thread(_get, f"http://127.0.0.1:{port}/metrics")
-    except OSError:
+    metrics = await scrape(port)
+    if metrics is None:
         return None
-    return int(sum(float(count) for count in _RECEIVED.findall(text)))
-
-
-def _get(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:
-        body: bytes = response.read()
-    return body
+    name = "heterorl_node_transfer_bytes_total"
+    return int(sum(metrics.total(name, direction="in", kind=kind) for kind in ("keyframe", "delta")))

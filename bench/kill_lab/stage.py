@@ -73,6 +73,11 @@ class Stage(RunSession):
         """Wait for a daemon to drain; return its exit code."""
         return await self._children.stop(name)
 
+    async def ledger_command(self, verb: str, *arguments: str) -> None:
+        """Run ``heterorl-node ledger VERB`` on the coordinator's ledger."""
+        state_dir = ("--state-dir", str(self._directory.coordinator_state))
+        await self._children.run(f"ledger-{verb}", "node", "ledger", verb, *arguments, *state_dir)
+
     async def drain(self) -> dict[str, int]:
         """Stop every process, each after those that need it; return exit codes."""
         return await self._drain_in_order(

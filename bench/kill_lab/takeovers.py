@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench.kill_lab.campaign import Campaign, Kill
+from bench.kill_lab.campaign import Kill, KillCampaign
+from bench.kill_lab.command import say
 from bench.kill_lab.plan import RELAY, Plan, configurations
 from bench.kill_lab.stage import READY_TIMEOUT_S, Stage
-from bench.kill_lab.witness import Witness
 from deploy.runs.observation import SCRAPE_TIMEOUT_S, is_ready
 from deploy.runs.processes import Children
 from deploy.runs.records import differing_groups
@@ -164,13 +164,13 @@ class Takeover:
     """Until the learner had made so many steps."""
 
 
-class TakeoverCampaign(Campaign):
+class TakeoverCampaign(KillCampaign):
     """Ends the leader as often as was asked for."""
 
     _stage: TakeoverStage
 
-    def __init__(self, stage: TakeoverStage, witness: Witness, *, say: Callable[[str], None]) -> None:
-        super().__init__(stage, witness, say=say)
+    def __init__(self, stage: TakeoverStage) -> None:
+        super().__init__(stage)
         self.takeovers: list[Takeover] = []
 
     def summary(self) -> dict[str, Any]:
@@ -206,7 +206,7 @@ class TakeoverCampaign(Campaign):
             if (code := await self._stage.exit_code(leader)) != ExitCode.DEPOSED:
                 self.broken.append(f"a leader that was replaced while it was stopped ended with {code}")
         await self._stage.start(leader, environ={})
-        self._say(
+        say(
             f"{len(self.kills)}/{self._stage.plan.kills} {leader}: {self.kills[-1].instant}; {other} serves "
             f"after {serves_s:.1f} s, {STEPS} steps after {steps_s:.1f} s, version {self.version}"
         )

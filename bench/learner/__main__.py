@@ -30,7 +30,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,7 +48,7 @@ from bench.learner.steps import (
     positions_read,
     step_makers,
 )
-from bench.shared.measure import keep_freed_memory, ratio
+from bench.shared.measure import in_turns, keep_freed_memory, ratio
 
 RESULTS: Final = Path(__file__).parents[1] / "results"
 
@@ -85,7 +85,7 @@ def compare(shape: Shape) -> Iterator[dict[str, Any]]:
         yield {"kind": shape.name, "step": "trl", "skipped": "pip install heterorl-node[bench]"}
     apart = _gradients_apart(steps)
     norms = {name: step() for name, step in steps.items()}
-    positions = {name: positions_read(step.model, step) for name, step in steps.items()}
+    positions = {name: positions_read(step) for name, step in steps.items()}
     wall, cpu = _times(steps, shape.rounds)
     tokens, distinct = completion_tokens(groups), distinct_positions(groups)
     for name in steps:
@@ -128,21 +128,20 @@ def _gradients_apart(steps: Mapping[str, Step]) -> dict[str, float]:
 
 
 def _times(steps: Mapping[str, Step], rounds: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    wall: dict[str, list[float]] = {name: [] for name in steps}
-    cpu: dict[str, list[float]] = {name: [] for name in steps}
-    names = list(steps)
+    """Return the seconds of every step in every round, by the clock and of the process."""
     gc.collect()
     gc.freeze()  # models and trainers: or each collection would go through them, in whoever's step it falls
-    for round_number in range(rounds):
-        first = round_number % len(names)  # nobody is always the first
-        for name in names[first:] + names[:first]:
-            gc.collect()
-            started = time.perf_counter(), time.process_time()
-            steps[name]()
-            wall[name].append(time.perf_counter() - started[0])
-            cpu[name].append(time.process_time() - started[1])
+    took = in_turns(steps, rounds, _timed)
     gc.unfreeze()
+    wall, cpu = ({name: [each[clock] for each in took[name]] for name in took} for clock in (0, 1))
     return wall, cpu
+
+
+def _timed(step: Callable[[], object]) -> tuple[float, float]:
+    gc.collect()
+    started, processor = time.perf_counter(), time.process_time()
+    step()
+    return time.perf_counter() - started, time.process_time() - processor
 
 
 def _with_peak(line: dict[str, Any], shape: Shape, threads: int) -> dict[str, Any]:

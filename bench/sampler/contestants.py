@@ -15,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from bench.shared.measure import cpu_seconds
 from node.values.groups.sampling_parameters import SamplingParameters
 from sampler.config import SamplerConfig
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.stepping import RequestChange, StepResults, step_on
 from sampler.engines.words.model_words import ArrayWords, copy_words
+from sampler.process_tree import cpu_seconds
 from sampler.sampler_role import load_configured_engine
 
 T = TypeVar("T")
@@ -105,7 +105,7 @@ class Contestant(Protocol):
 
 class _Measured:
     def processor_s(self) -> float:
-        processes = psutil.Process().children(recursive=True)
+        processes = psutil.Process().children()
         return time.process_time() + sum(cpu_seconds(process.pid) for process in processes)
 
 

@@ -5,7 +5,7 @@ import gc
 import os
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -29,6 +29,19 @@ def best(run: Callable[[], object], clock: Callable[[], float], repetitions: int
     return min(took)
 
 
+def in_turns(
+    runs: Mapping[str, Callable[[], object]], rounds: int, timed: Callable[[Callable[[], object]], T]
+) -> dict[str, list[T]]:
+    """Return what ``timed`` says of every run in every round; each round begins with another one."""
+    names = list(runs)
+    told: dict[str, list[T]] = {name: [] for name in names}
+    for number in range(rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            told[name].append(timed(runs[name]))
+    return told
+
+
 def ratio(ones: Sequence[float], others: Sequence[float]) -> tuple[float, tuple[float, float]]:
     """Return the median of the ratios within each round, and their quartiles."""
     ratios = [one / other for one, other in zip(ones, others, strict=True)]
@@ -46,12 +59,6 @@ def peak(run: Callable[[], T]) -> tuple[int | None, T]:
         return None, run()
     result = run()
     return resident_bytes(highest=True) - before, result
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the user and system time of a process; see proc(5)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def restart_peak() -> None:

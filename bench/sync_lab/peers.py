@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench.shared.measure import cpu_seconds
 from bench.sync_lab.network import Namespace
 from node.enrolment.authority import LEAF_LIFETIME_S, Authority
 from node.enrolment.init_run import IDENTITY_DIRECTORY, init_run, issue_identity
@@ -24,6 +23,7 @@ from node.identity.identity_store import save_identity
 from node.identity.peer import Peer
 from node.identity.signatures import SigningKey
 from node.values.run import Role
+from sampler.process_tree import cpu_seconds
 
 RUN_ID: Final = "bench"
 PORT: Final = 7700

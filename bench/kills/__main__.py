@@ -19,29 +19,21 @@ from functools import partial
 from pathlib import Path
 
 from bench.kill_lab import command
-from bench.kill_lab.campaign import Campaign
+from bench.kill_lab.campaign import KillCampaign
 from bench.kill_lab.instants import INSTANTS
 from bench.kill_lab.plan import FRAMES, FRAMES_OF_RANKS, KILLED, Plan
 from bench.kill_lab.rank_campaign import RankCampaign
 from bench.kill_lab.rank_stage import RankStage
 from bench.kill_lab.stage import Stage
-from bench.kill_lab.witness import Witness
-from deploy.runs.processes import Children
 from node.kinds.registry import CAUSAL_LM
 from node.tasks.built_in_tasks import KINDS
 
 
 async def run(plan: Plan, root: Path) -> command.Summary:
     """Run the whole campaign below ``root``, which is made, and return its summary."""
-
-    def campaign(stage: Stage, _: Children) -> Campaign:
-        witness = Witness.of(stage)
-        if isinstance(stage, RankStage):
-            return RankCampaign(stage, witness, say=command.say)
-        return Campaign(stage, witness, say=command.say)
-
-    stage_of = RankStage if plan.ranks > 1 else Stage
-    return await command.run_campaign(plan, root, campaign, stage_of=stage_of)
+    if plan.ranks > 1:
+        return await command.run_campaign(plan, root, RankCampaign, stage_of=RankStage)
+    return await command.run_campaign(plan, root, KillCampaign, stage_of=Stage)
 
 
 def main() -> int:
