@@ -16,36 +16,29 @@ ratio     rate / bare_rate
 import argparse
 import asyncio
 import json
-import os
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Coroutine, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import grpc
 import grpc.aio
 import numpy as np
 
-from bench.role_on_wire import role_to_wire
+from bench.peer_lab.bare_server import SUBMIT
 from bench.shared.measured_process import MeasuredProcess, started
-from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc, rollout_pb2, rollout_pb2_grpc
+from bench.shared.played_run import PlayedRun, join_request
+from heterorl.v1 import common_pb2, membership_pb2_grpc, rollout_pb2, rollout_pb2_grpc
 from node.clients.rollouts.rollout_client import SamplerRolloutClient
 from node.clients.rollouts.submission_stream import SubmissionStream
-from node.enrolment.authority import LEAF_LIFETIME_S, Authority
-from node.enrolment.init_run import init_run, issue_identity
-from node.identity.identity_store import Identity, load_identity
-from node.identity.peer import Peer
-from node.process.memory import keep_freed_memory
+from node.identity.identity_store import Identity
 from node.rpc.channel import Purpose, dial
 from node.values.groups.rollout import Completion, EncodedGroup, Finish, PromptLease, RolloutGroup
 from node.values.groups.verdict import Verdict
-from node.values.limits import ROLLOUT_MESSAGE_BYTES
 from node.values.policy import PolicyVersion
-from node.values.protocol import OURS
 from node.values.run import Role
 from node.wire.rollouts import group_to_wire, submission_to_wire
 from sampler.rollouts.group_submitter import SUBMISSIONS_IN_FLIGHT
@@ -57,9 +50,15 @@ LEASES: Final = 256
 """In one request, before the clock starts."""
 SIZES: Final = ((16, 3000), (1024, 240))
 """KiB of a group, and how many; newcomers are leased no more than some 3000."""
-BARE_GROUPS: Final = 128
-BARE_BYTES: Final = 16 << 20
-"""In one fsync of the bare stream, as in one of the coordinator."""
+SETTINGS: Final[dict[str, object]] = {
+    "prompts": 100_000,
+    "group_size": COMPLETIONS,
+    "concurrency_groups": 65_536,
+    "buffer_groups": 65_536,
+    "batch_groups": 1024,
+    "buffer_bytes": 4 << 30,
+}
+"""Of the coordinator: it refuses no group for want of room."""
 TOKEN_BYTES: Final = 12
 """Token id, logprob and version."""
 
@@ -73,11 +72,7 @@ def main() -> None:
     parser.add_argument("--kib", type=float, help="size of a group")
     parser.add_argument("--groups", type=int, default=0)
     parser.add_argument("--samplers", type=int, default=4, help="streams that submit at once")
-    parser.add_argument("--bare", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.bare is not None:
-        asyncio.run(_serve_bare(arguments.bare))
-        return
     for kib, groups in SIZES if arguments.kib is None else ((arguments.kib, arguments.groups or 500),):
         with tempfile.TemporaryDirectory(prefix="ingest-") as directory:
             measuring = measured(
@@ -106,34 +101,26 @@ class Ingest:
 
 async def measured(directory: Path, *, kib: float, groups: int, samplers: int) -> Ingest:
     """Measure ``samplers`` that submit ``groups`` of this size, a learner draining them, a bare stream."""
-    run_directory = directory / "run"
+    run = PlayedRun.make(directory / "run", run_id=RUN_ID)
     tokens = max(1, int(kib * 1024 / TOKEN_BYTES / COMPLETIONS))
-    init_run(run_directory, run_id=RUN_ID, hosts=("127.0.0.1",), now=time.time())
-    authority = Authority.load(run_directory / "coordinator" / "authority")
-    learner = load_identity(run_directory / "learner" / "identity")
-    assert learner is not None
-    identities = [
-        issue_identity(
-            authority, Peer(RUN_ID, Role.SAMPLER, f"sampler-{n}"), now=time.time(), lifetime_s=LEAF_LIFETIME_S
-        )
-        for n in range(samplers)
-    ]
+    learner = run.own_identity(Role.LEARNER)
+    identities = [run.new_identity(Role.SAMPLER, f"sampler-{n}") for n in range(samplers)]
     async with AsyncExitStack() as stack:
 
-        async def dialled(address: str, identity: Identity) -> grpc.aio.Channel:
+        async def dialled(identity: Identity) -> grpc.aio.Channel:
             return await stack.enter_async_context(
-                dial(address, identity, purpose=Purpose.ROLLOUTS, now=time.time())
+                dial(hub.address, identity, purpose=Purpose.ROLLOUTS, now=time.time())
             )
 
-        coordinator, address = await stack.enter_async_context(
-            _coordinator(run_directory, directory / "log", tokens=tokens)
-        )
-        learning = await dialled(address, learner)
+        settings = {f"coordinator.{key}": value for key, value in SETTINGS.items()}
+        settings["coordinator.max_new_tokens"] = tokens
+        hub = await stack.enter_async_context(run.coordinator(directory / "log", settings))
+        learning = await dialled(learner)
         await _join(learning, learner, learner_epoch=1, vocabulary_size=_VOCABULARY)
         stub: Any = rollout_pb2_grpc.RolloutServiceStub(learning)
         drain = stub.DrainRollouts()
         await drain.write(rollout_pb2.DrainRolloutsRequest(hello=rollout_pb2.DrainHello(learner_epoch=1)))
-        channels = [await dialled(address, identity) for identity in identities]
+        channels = [await dialled(identity) for identity in identities]
         work = [
             await _leased_groups(channel, identity, groups=groups // samplers, tokens=tokens)
             for channel, identity in zip(channels, identities, strict=True)
@@ -141,17 +128,17 @@ async def measured(directory: Path, *, kib: float, groups: int, samplers: int) -
         for channel, (first, *_) in zip(channels, work, strict=True):  # pays for what is made once
             await _submitted(channel, [first])
         cpu_s, took_s = await _cost(
-            coordinator, [_submitted(channel, own[1:]) for channel, own in zip(channels, work, strict=True)]
+            hub.process, [_submitted(channel, own[1:]) for channel, own in zip(channels, work, strict=True)]
         )
         n = sum(len(own) - 1 for own in work)
         size_kib = statistics.mean(group.size_bytes for own in work for group in own) / 1024
         await drain.write(
             rollout_pb2.DrainRolloutsRequest(credit=rollout_pb2.DrainCredit(groups=n + samplers))
         )
-        deliver_s, _ = await _cost(coordinator, [_drained(drain, n + samplers)])
+        deliver_s, _ = await _cost(hub.process, [_drained(drain, n + samplers)])
         drain.cancel()
     data = [[submission_to_wire(group).SerializeToString() for group in own] for own in work]
-    bare_s, bare_took_s = await _bare(run_directory, directory / "bare.log", identities, data)
+    bare_s, bare_took_s = await _bare(run, directory / "bare.log", identities, data)
     return Ingest(
         kib=size_kib,
         groups=n,
@@ -205,15 +192,16 @@ async def _drained(drain: Any, groups: int) -> None:
 
 
 async def _bare(
-    run_directory: Path, log: Path, identities: Sequence[Identity], data: Sequence[Sequence[bytes]]
+    run: PlayedRun, log: Path, identities: Sequence[Identity], data: Sequence[Sequence[bytes]]
 ) -> tuple[float, float]:
     """Return CPU seconds and seconds in which a bare stream takes the same bytes from the same callers."""
-    async with started(("-m", "bench.ingest", "--bare", str(run_directory)), log) as server:
+    words = ("-m", "bench.peer_lab.bare_server", "groups", str(run.directory))
+    async with started(words, log) as server:
         address = (await server.said("listen"))["listen"]
 
         async def submitted(identity: Identity, messages: Sequence[bytes]) -> None:
             async with dial(address, identity, purpose=Purpose.ROLLOUTS, now=time.time()) as channel:
-                submit: Any = channel.stream_stream("/bare/submit")
+                submit: Any = channel.stream_stream(SUBMIT)
                 call, places = submit(), asyncio.Semaphore(SUBMISSIONS_IN_FLIGHT)
 
                 async def answered() -> None:
@@ -230,57 +218,6 @@ async def _bare(
 
         await asyncio.gather(*(submitted(identities[n], own[:1]) for n, own in enumerate(data)))
         return await _cost(server, [submitted(identities[n], own[1:]) for n, own in enumerate(data)])
-
-
-async def _serve_bare(run_directory: Path) -> None:
-    """Take messages, append all that wait to a file with one fsync, and answer each."""
-    keep_freed_memory()
-    identity = load_identity(run_directory / "coordinator" / "identity")
-    assert identity is not None
-    file = os.open(run_directory / "bare", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    arrived: asyncio.Queue[tuple[bytes, asyncio.Future[None]]] = asyncio.Queue(BARE_GROUPS)
-
-    def written(messages: list[bytes]) -> None:
-        os.writev(file, messages)
-        os.fdatasync(file)
-
-    async def write() -> None:
-        while True:
-            batch = [await arrived.get()]
-            while not arrived.empty() and sum(len(message) for message, _ in batch) < BARE_BYTES:
-                batch.append(arrived.get_nowait())
-            await asyncio.to_thread(written, [message for message, _ in batch])
-            for _, is_on_disk in batch:
-                is_on_disk.set_result(None)
-
-    async def submit(requests: AsyncIterator[bytes], _: object) -> AsyncIterator[bytes]:
-        pending: asyncio.Queue[asyncio.Future[None]] = asyncio.Queue()
-
-        async def read() -> None:
-            async for request in requests:
-                is_on_disk: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                await arrived.put((request, is_on_disk))
-                pending.put_nowait(is_on_disk)
-
-        reader = asyncio.create_task(read())
-        try:
-            while True:
-                await (await pending.get())
-                yield b"1"
-        finally:
-            reader.cancel()
-
-    handlers: dict[str, Any] = {"submit": grpc.stream_stream_rpc_method_handler(submit)}
-    options = ("grpc.max_receive_message_length", "grpc.max_send_message_length")
-    sizes = [(option, ROLLOUT_MESSAGE_BYTES) for option in options]
-    server = grpc.aio.server(options=sizes)
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("bare", handlers)])
-    certificates = [(identity.key_pem, identity.certificate_pem)]
-    credentials = grpc.ssl_server_credentials(certificates, identity.ca_pem, require_client_auth=True)
-    port = server.add_secure_port("127.0.0.1:0", credentials)
-    await server.start()
-    print(json.dumps({"listen": f"127.0.0.1:{port}"}), flush=True)
-    await write()
 
 
 def _group(lease: PromptLease, *, tokens: int) -> RolloutGroup:
@@ -311,40 +248,16 @@ def _group(lease: PromptLease, *, tokens: int) -> RolloutGroup:
 
 
 async def _join(channel: Any, identity: Identity, **changes: Any) -> None:
-    request = membership_pb2.JoinRequest(
-        run_id=RUN_ID,
-        role=role_to_wire(identity.role),
+    request = join_request(
+        RUN_ID,
+        identity.role,
         layout_digest=_LAYOUT,
         tokenizer_digest=_TOKENIZER,
         held=common_pb2.PolicyVersion(),
-        **asdict(OURS),
         **changes,
     )
     stub: Any = membership_pb2_grpc.MembershipServiceStub(channel)
     await stub.Join(request, timeout=TIMEOUT_S)
-
-
-@asynccontextmanager
-async def _coordinator(
-    run_directory: Path, log: Path, *, tokens: int
-) -> AsyncIterator[tuple[MeasuredProcess, str]]:
-    """Run a coordinator; yield it and its address."""
-    settings = {
-        "listen": "127.0.0.1:0",
-        "enrolment_listen": "127.0.0.1:0",
-        "task": "addition",
-        "prompts": 100_000,
-        "group_size": COMPLETIONS,
-        "max_new_tokens": tokens,
-        "concurrency_groups": 65_536,
-        "buffer_groups": 65_536,
-        "batch_groups": 1024,
-        "buffer_bytes": 4 << 30,
-    }
-    words = [word for key, value in settings.items() for word in ("--set", f"coordinator.{key}={value}")]
-    arguments = ("-m", "node", "--role", "coordinator", "--state-dir", str(run_directory), *words)
-    async with started(arguments, log) as process:
-        yield process, (await process.said("enrolment_listen"))["listen"]
 
 
 if __name__ == "__main__":

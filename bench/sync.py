@@ -26,12 +26,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+from bench.shared.played_run import PlayedRun
 from bench.sync_lab import report
 from bench.sync_lab.faults import cut, loss
 from bench.sync_lab.fleets import chain, fanout
 from bench.sync_lab.gigabit import gigabit
 from bench.sync_lab.lab import Facts, Lab
-from bench.sync_lab.peers import Run
 from bench.sync_lab.steps import keyframe, step
 from deploy import needs
 
@@ -57,7 +57,7 @@ def main() -> int:
     wanted = arguments.scenarios or list(SCENARIOS)
     measured = [facts for facts in report.read(arguments.out) if facts["scenario"] not in wanted]
     with tempfile.TemporaryDirectory(prefix="heterorl-sync-") as directory:
-        lab = Lab(Path(directory), arguments.quick, Run.make(Path(directory) / "run"))
+        lab = Lab(Path(directory), arguments.quick, PlayedRun.make(Path(directory) / "run"))
         for name in wanted:
             for facts in SCENARIOS[name](lab):
                 measured.append({"scenario": name} | facts)

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.sync_lab.peers import RUN_ID, Fleet, Process, Run
+from bench.shared.played_run import PlayedRun
+from bench.sync_lab.peers import Fleet, Process
 from bench.sync_lab.versions import Model, Training, publish_versions
-from node.identity.signatures import SigningKey
 
 Facts = dict[str, Any]
 """One measurement: a line of JSON."""
@@ -24,7 +24,7 @@ class Lab:
 
     directory: Path
     is_quick: bool
-    run: Run
+    run: PlayedRun
     _trainings: dict[tuple[Model, int, int], Training] = field(default_factory=dict)
 
     def training(self, model: Model, *, steps: int, keyframes: int) -> Training:
@@ -34,17 +34,13 @@ class Lab:
             self._trainings[key] = publish_versions(
                 self.directory / f"training-{len(self._trainings)}",
                 model,
-                run_id=RUN_ID,
-                key=self.signing_key,
+                run_id=self.run.authority.run_id,
+                key=self.run.signing_key(),
                 steps=steps,
                 keyframes=keyframes,
                 density=0.01,
             )
         return self._trainings[key]
-
-    @property
-    def signing_key(self) -> SigningKey:
-        return self.run.signing_key()
 
     @contextmanager
     def fleet(self) -> Iterator[Fleet]:
