@@ -29,6 +29,7 @@ import grpc.aio
 import numpy as np
 
 from bench.peer_lab.bare_server import SUBMIT
+from bench.shared.made_groups import made_group
 from bench.shared.measured_process import MeasuredProcess, started
 from bench.shared.played_run import PlayedRun, join_request
 from heterorl.v1 import common_pb2, membership_pb2_grpc, rollout_pb2, rollout_pb2_grpc
@@ -43,7 +44,6 @@ from node.values.run import Role
 from node.wire.rollouts import group_to_wire, submission_to_wire
 from sampler.rollouts.group_submitter import SUBMISSIONS_IN_FLIGHT
 
-RUN_ID: Final = "ingest"
 TIMEOUT_S: Final = 30.0
 COMPLETIONS: Final = 8
 LEASES: Final = 256
@@ -101,7 +101,7 @@ class Ingest:
 
 async def measured(directory: Path, *, kib: float, groups: int, samplers: int) -> Ingest:
     """Measure ``samplers`` that submit ``groups`` of this size, a learner draining them, a bare stream."""
-    run = PlayedRun.make(directory / "run", run_id=RUN_ID)
+    run = PlayedRun.make(directory / "run")
     tokens = max(1, int(kib * 1024 / TOKEN_BYTES / COMPLETIONS))
     learner = run.own_identity(Role.LEARNER)
     identities = [run.new_identity(Role.SAMPLER, f"sampler-{n}") for n in range(samplers)]
@@ -222,7 +222,6 @@ async def _bare(
 
 def _group(lease: PromptLease, *, tokens: int) -> RolloutGroup:
     random = np.random.default_rng(0)
-    now = time.time()
     completion = Completion(
         token_ids=random.integers(0, _VOCABULARY, tokens).astype(np.int32),
         behaviour_logprob=-random.exponential(1.0, tokens).astype(np.float32),
@@ -230,26 +229,23 @@ def _group(lease: PromptLease, *, tokens: int) -> RolloutGroup:
         reward=1.0,
         finish=Finish.END,
     )
-    return RolloutGroup(
-        run_id=RUN_ID,
-        group_id=lease.lease_id,
+    return made_group(
+        lease.lease_id,
+        np.arange(64, dtype=np.int32),
+        (completion,) * COMPLETIONS,
+        lease.sampling,
+        now=time.time(),
         layout_digest=_LAYOUT,
         tokenizer_digest=_TOKENIZER,
         task=lease.task,
         prompt_index=lease.prompt_index,
-        prompt_token_ids=np.arange(64, dtype=np.int32),
-        completions=(completion,) * COMPLETIONS,
-        sampling=lease.sampling,
-        sampling_started_at_s=now - 2,
-        sampling_finished_at_s=now - 1,
-        graded_at_s=now,
         task_digest=lease.task_digest,
     )
 
 
 async def _join(channel: Any, identity: Identity, **changes: Any) -> None:
     request = join_request(
-        RUN_ID,
+        identity.run_id,
         identity.role,
         layout_digest=_LAYOUT,
         tokenizer_digest=_TOKENIZER,

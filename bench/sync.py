@@ -13,9 +13,9 @@
     chain       a keyframe through three relays after each other, against one hop
 
 Real processes with mutual TLS in network namespaces, over links emulated in user space (sync_lab/link.c):
-root, /dev/net/tun, iproute2, a C compiler, nginx and curl are needed. One JSON line per measurement; the
-table goes to bench/results. Time runs from the moment the hub announces a version, which it
-then has on disk, to the moment the receiver has verified every word of it; `served_s` includes its disk.
+root, /dev/net/tun, iproute2, a C compiler, nginx, curl and iperf3 are needed. One JSON line per
+measurement; the table goes to bench/results. Time runs from the moment the hub announces a version, which
+it then has on disk, to the moment the receiver has verified every word of it; `served_s` includes its disk.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from deploy import needs
 SCENARIOS: Final[dict[str, Callable[[Lab], Iterator[Facts]]]] = {
     scenario.__name__: scenario for scenario in (step, keyframe, loss, cut, fanout, gigabit, chain)
 }
-NEEDED: Final = ("root", "gcc", "/dev/net/tun", "network namespaces", "nginx", "curl", "wget")
+NEEDED: Final = ("root", "gcc", "/dev/net/tun", "network namespaces", "nginx", "curl", "wget", "iperf3")
 RESULTS: Final = Path(__file__).with_name("results")
 
 

@@ -74,15 +74,6 @@ async def fail_all(enemy: Enemy) -> None:
             await asyncio.sleep(PAUSE_S)
 
 
-async def absurd_size(enemy: Enemy) -> None:
-    """Join again and again with another number of prompts, under several names."""
-    foes = [enemy.foe(Role.SAMPLER, f"sampler-size-{n}") for n in range(2)]
-    while True:
-        for foe in foes:
-            await enemy.join(foe, prompts=1 << 40)
-        await asyncio.sleep(1)
-
-
 async def forge_evaluations(enemy: Enemy) -> None:
     """Answer held-out prompts with the largest reward there is."""
     await _submit_for_ever(enemy, reward=3e38, purpose=LeasePurpose.EVALUATION)
@@ -273,7 +264,6 @@ ATTACKS: Final[Mapping[str, Callable[[Enemy], Awaitable[None]]]] = {
         hoard,
         drop,
         fail_all,
-        absurd_size,
         forge_evaluations,
         forge_logprobs,
         absurd_rewards,

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from bench.attack_lab.stage import GROUP_SIZE, TASK, Stage
 from bench.attack_lab.task import CoinTask
+from bench.shared.made_groups import made_group
 from bench.shared.played_run import PlayedRun, join_request
 from heterorl.v1 import membership_pb2, membership_pb2_grpc, rollout_pb2, rollout_pb2_grpc
 from node.clients.rollouts.submission_stream import SubmissionStream
@@ -186,7 +187,6 @@ class Enemy:
     ) -> RolloutGroup:
         """Return a well-formed group of random tokens for a lease."""
         draw = np.random.default_rng(abs(hash(lease.lease_id)))
-        now = time.time()
 
         def completion(number: int) -> Completion:
             tokens = int(draw.integers(1, lease.sampling.max_new_tokens + 1))
@@ -199,19 +199,17 @@ class Enemy:
             )
 
         prompt = CoinTask().prompt(lease.prompt_index, None)
-        return RolloutGroup(
+        return made_group(
+            lease.lease_id,
+            np.array(self._tokenizer.encode(prompt).ids, np.int32),
+            tuple(map(completion, range(lease.group_size or GROUP_SIZE))),
+            lease.sampling,
+            now=time.time(),
             run_id=self.stage.run_id,
-            group_id=lease.lease_id,
             layout_digest=self.model.layout_digest,
             tokenizer_digest=self.model.tokenizer_digest,
             task=TASK,
             prompt_index=lease.prompt_index,
-            prompt_token_ids=np.array(self._tokenizer.encode(prompt).ids, np.int32),
-            completions=tuple(map(completion, range(lease.group_size or GROUP_SIZE))),
-            sampling=lease.sampling,
-            sampling_started_at_s=now - 1,
-            sampling_finished_at_s=now - 0.5,
-            graded_at_s=now - 0.2,
             task_digest=lease.task_digest,
             grader_digest=foe.grader_digest,
         )

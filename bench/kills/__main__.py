@@ -8,7 +8,7 @@ write, at any time, and while they start. An independent witness reads signature
 logs, and says whether anyone served weights that were not signed, went back, or lost or doubled work. Prints
 its progress on standard error and a JSON summary; exits with 1 if a promise was broken.
 
-With ``--task ranking`` the model ranks, with ``--task noise_mask`` it draws masks; ``--roles`` names who is
+With ``--task ranking`` the model ranks; ``--roles`` names who is
 killed, the coordinator too if asked. With ``--ranks 2`` the learner has two ranks, and they alone are killed:
 the first or another, at an entry of the journal, while a checkpoint or a version is written, while steps are
 taken again.
@@ -21,12 +21,11 @@ from pathlib import Path
 from bench.kill_lab import command
 from bench.kill_lab.campaign import KillCampaign
 from bench.kill_lab.instants import INSTANTS
-from bench.kill_lab.plan import FRAMES, FRAMES_OF_RANKS, KILLED, Plan
+from bench.kill_lab.plan import FRAMES, FRAMES_OF_RANKS, KILLED, TASKS, Plan
 from bench.kill_lab.rank_campaign import RankCampaign
 from bench.kill_lab.rank_stage import RankStage
 from bench.kill_lab.stage import Stage
 from node.kinds.registry import CAUSAL_LM
-from node.tasks.built_in_tasks import KINDS
 
 
 async def run(plan: Plan, root: Path) -> command.Summary:
@@ -44,7 +43,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=1, help="of the learner; above 1 they alone are killed")
     parser.add_argument(
         "--task",
-        choices=(CAUSAL_LM.name, *KINDS),
+        choices=TASKS,
         default=CAUSAL_LM.name,
         help="kind of the policy that is trained; default: %(default)s",
     )

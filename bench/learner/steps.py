@@ -20,8 +20,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
+from bench.shared.made_groups import made_group
+from bench.shared.random_model import qwen3_config
 from learner.config import LearnerConfig
 from learner.model.model import Policy
 from learner.step.train_step import train_step
@@ -132,20 +134,8 @@ def gradient_of(step: Step) -> Tensor:
 def make_model(shape: Shape) -> Qwen3ForCausalLM:
     """Return the model that every step of a shape starts from."""
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.width,
-        intermediate_size=3 * shape.width,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=max(16, shape.width // 4),
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=None,
-    )
+    head_width = max(16, shape.width // 4)
+    config = qwen3_config(shape.vocabulary, shape.width, 3 * shape.width, shape.layers, 4, 2, head_width)
     return Qwen3ForCausalLM(config)
 
 
@@ -168,19 +158,12 @@ def make_groups(shape: Shape) -> list[RolloutGroup]:
 
     def group(number: int) -> RolloutGroup:
         prompt_tokens, lengths = shape.draw_lengths(random)
-        return RolloutGroup(
-            run_id="bench",
-            group_id=str(number),
-            layout_digest=bytes(16),
-            tokenizer_digest=bytes(16),
-            task="bench",
+        return made_group(
+            str(number),
+            tokens(prompt_tokens),
+            tuple(map(completion, lengths)),
+            SamplingParameters(1.0, 1.0, 0, max_new_tokens=shape.completion_tokens),
             prompt_index=number,
-            prompt_token_ids=tokens(prompt_tokens),
-            completions=tuple(map(completion, lengths)),
-            sampling=SamplingParameters(1.0, 1.0, 0, max_new_tokens=shape.completion_tokens),
-            sampling_started_at_s=0.0,
-            sampling_finished_at_s=0.0,
-            graded_at_s=0.0,
         )
 
     return [group(number) for number in range(shape.groups)]

@@ -24,6 +24,11 @@ AVAILABLE: Final = _TCP / "tcp_available_congestion_control"
 ALLOWED: Final = _TCP / "tcp_allowed_congestion_control"
 
 
+def is_available(congestion_control: str) -> bool:
+    """Return whether this kernel has a congestion control of that name."""
+    return congestion_control in AVAILABLE.read_text().split()
+
+
 def compiler() -> str | None:
     """Return the C compiler of this machine; None: there is none."""
     return next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
@@ -66,10 +71,6 @@ class Namespace:
             CalledProcessError: with what it said.
         """
         subprocess.run(self.command(*arguments), check=True, capture_output=True)
-
-    def read(self, *arguments: str) -> str:
-        """Return what a command prints in here."""
-        return subprocess.run(self.command(*arguments), check=True, capture_output=True, text=True).stdout
 
     def set_tcp(self, **settings: str) -> None:
         """Write ``net.ipv4.tcp_...`` of this network."""
@@ -131,15 +132,12 @@ class Network(ExitStack):
         subprocess.run([cc, *flags, "-o", str(self._emulator), str(LINK_SOURCE)], check=True)
         return self
 
-    def allow(self, congestion_control: str) -> bool:
-        """Allow namespaces a congestion control; False: this kernel has none of that name."""
-        if congestion_control not in AVAILABLE.read_text().split():
-            return False
+    def allow(self, congestion_control: str) -> None:
+        """Allow namespaces a congestion control, which this kernel has."""
         allowed = ALLOWED.read_text()
         if congestion_control not in allowed.split():
             ALLOWED.write_text(f"{allowed.strip()} {congestion_control}")
             self.callback(ALLOWED.write_text, allowed)
-        return True
 
     def namespace(self, role: str) -> Namespace:
         """Make a namespace."""

@@ -1,7 +1,6 @@
 """Bytes and speed of weight deltas: ours, what others send, and the bound. One JSON line per codec.
 
     python -m bench.weights --pair FILE.npz        two versions of your own; the file: bench/weights/pairs.py
-    python -m bench.weights --drawn WORDS          normal weights and steps, of any size
     python -m bench.weights                        trains a small model first: some minutes
 
     codec      ours, pulse, gap_xor, leb128, dense_xor, raw, bound
@@ -44,11 +43,12 @@ import xxhash
 from bench.held_policy import HeldPolicy
 from bench.shared.measure import CORES, T, best, peak
 from bench.weights.formats import RIVALS, Format, Tensor, bound_bytes
-from bench.weights.pairs import Pair, PairError, drawn_pair, load_pair, trained_pairs
-from bench.whole_versions import EncodedVersion, WholeVersion, encode_version
+from bench.weights.pairs import Pair, PairError, load_pair, trained_pairs
+from bench.whole_versions import EncodedVersion, encode_version
 from node.errors import RefusedError
 from node.identity.signatures import SigningKey
 from node.process.memory import give_back
+from node.weights.assembly.apply import make_frame
 from node.weights.codec import native
 from node.weights.codec.exponent_conditioned import choice, reference
 from node.weights.codec.exponent_conditioned.choice import Implementation
@@ -59,8 +59,6 @@ from node.weights.format.manifest import sign
 IMPLEMENTATIONS: Final = ("best", "AVX2", native.PORTABLE, "numpy")
 CODECS: Final = ("ours", *(rival.name for rival in RIVALS), "bound")
 
-_DRAWN_STEP: Final = 3e-7
-"""Changes 1 % of normal weights of 0.02."""
 _LEARNING_RATE: Final = 1.3e-6
 """Changes about 1 % of the trained weights."""
 
@@ -105,10 +103,12 @@ class Ours:
         )
 
     def decode(self, delta: EncodedVersion, pool: ThreadPoolExecutor | None) -> Words:
-        stage = WholeVersion(delta.manifest, layout=self._layout, base=self._base, spare=self._spare)
-        each = map if pool is None else pool.map
-        for _ in each(stage.put, range(len(delta.payloads)), delta.payloads):
-            pass
+        def make(number: int) -> None:
+            frame = self._layout.frames[number]
+            base, out = self._base.words[frame.slice], self._spare[frame.slice]
+            make_frame(number, delta.manifest, delta.payloads[number], base=base, out=out, dtype=frame.dtype)
+
+        list((map if pool is None else pool.map)(make, range(len(delta.payloads))))
         return self._spare
 
     def sizes(self, delta: EncodedVersion) -> tuple[int, int]:
@@ -268,9 +268,7 @@ def main(arguments: Sequence[str]) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument("--pair", type=Path, help="an .npz; without it a pair is trained")
-    source.add_argument("--drawn", type=_positive, metavar="WORDS", help="draw a pair of this size instead")
+    parser.add_argument("--pair", type=Path, help="an .npz; without it a pair is trained")
     parser.add_argument(
         "--implementation",
         choices=(*IMPLEMENTATIONS, "all"),
@@ -283,7 +281,7 @@ def main(arguments: Sequence[str]) -> None:
     implementations = IMPLEMENTATIONS if options.implementation == "all" else (options.implementation,)
     try:
         lines = compare(
-            _pair(options),
+            _pair(options.pair),
             only=options.only,
             repetitions=options.repetitions,
             implementations=implementations,
@@ -302,13 +300,8 @@ def _positive(text: str) -> int:
     return number
 
 
-def _pair(options: argparse.Namespace) -> Pair:
-    if options.pair is not None:
-        pair = load_pair(options.pair)
-    elif options.drawn is not None:
-        pair = drawn_pair(options.drawn, step=_DRAWN_STEP)
-    else:
-        (pair,) = trained_pairs([_LEARNING_RATE])
+def _pair(path: Path | None) -> Pair:
+    (pair,) = trained_pairs([_LEARNING_RATE]) if path is None else (load_pair(path),)
     if pair.changes == 0:
         raise PairError(f"{pair.name}: nothing changed, so there is nothing to compare")
     return pair
