@@ -175,7 +175,7 @@ async def measure(
         falsely_found=tuple(sorted(caught.shut_out.keys() & {HONEST})),
         steps=len(steps),
         steps_per_s=(len(steps) - 1) / max(took_s, given.seconds),
-        outcomes=stalled,
+        outcomes=dict(stalled),
     )
 
 

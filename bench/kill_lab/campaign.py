@@ -13,8 +13,6 @@ from typing import Any, Final
 from bench.kill_lab.command import Campaign, say
 from bench.kill_lab.instants import ANY_TIME, STARTING, choose, wait_for
 from bench.kill_lab.noise import disturb_moments
-from bench.kill_lab.plan import RELAY
-from bench.kill_lab.resumption import Resumed, watch_relay, watch_sampler
 from bench.kill_lab.stage import Stage
 from bench.kill_lab.witness import Witness, lost_groups
 from deploy.runs.promises import promises_of_any_run
@@ -61,7 +59,6 @@ class KillCampaign(Campaign):
         super().__init__(stage)
         self._witness = Witness.of(stage)
         self.kills: list[Kill] = []
-        self.resumed: list[Resumed] = []
         self.disturbed = 0
         """Kills of the learner after which its checkpoint's moments were changed."""
 
@@ -69,9 +66,8 @@ class KillCampaign(Campaign):
         """Kill as often as was asked for; then let the run make one more version, and drain it."""
         looking = asyncio.create_task(self._look_for_ever())
         try:
-            async with asyncio.TaskGroup() as watches:
-                for _ in range(self._stage.plan.kills):
-                    await self._kill_one(watches)
+            for _ in range(self._stage.plan.kills):
+                await self._kill_one()
             await self._goes_on()
             for name in self._stage.plan.daemons:
                 await self._stage.wait_until_ready(name)
@@ -84,7 +80,6 @@ class KillCampaign(Campaign):
 
     def summary(self) -> dict[str, Any]:
         """Return what there is to say."""
-        staged = sum(one.staged_bytes for one in self.resumed)
         return {
             "seed": self._stage.plan.seed,
             "kills": len(self.kills),
@@ -97,17 +92,13 @@ class KillCampaign(Campaign):
             "compared": asdict(self._witness.looked),
             "groups_acknowledged": len(self._witness.acknowledged),
             "replays": asdict(self._witness.replays) | {"disturbed": self.disturbed},
-            "fetches_resumed": len(self.resumed),
-            "resumed_size_bytes": sum(one.size_bytes for one in self.resumed),
-            "resumed_staged_bytes": staged,
-            "resumed_fetched_bytes": sum(one.fetched_bytes for one in self.resumed),
             "violations": self._witness.violations + self.broken,
         }
 
     def _instant(self, kill: Kill) -> str:
         return kill.instant if kill.has_come else ANY_TIME.name
 
-    async def _kill_one(self, watches: asyncio.TaskGroup) -> None:
+    async def _kill_one(self) -> None:
         role = self._draw.choice(self._stage.plan.roles)
         name = self._draw.choice([name for name in self._stage.plan.daemons if role_of(name) == role])
         instant = choose(role, self._draw)
@@ -122,14 +113,12 @@ class KillCampaign(Campaign):
             await asyncio.sleep(self._draw.uniform(0.0, AFTER_S))
         await self._stage.kill(name)
         self.kills.append(Kill(name, instant.name, has_come, self.version))
-        on_disk = await asyncio.to_thread(self._witness.examine, name)
+        await asyncio.to_thread(self._witness.examine, name)
         if role == "learner" and self._draw.random() < DISTURBED_SHARE:
             await asyncio.to_thread(self._disturb)
         await self._stage.launch(name, environ={})
         note = "" if has_come else " (which did not come)"
         say(f"{len(self.kills)}/{self._stage.plan.kills} {name}: {instant.name}{note}, step {self.version}")
-        if role in ("sampler", "relay") and instant is not STARTING:
-            watches.create_task(self._watch(name, on_disk, incarnation=len(self.kills)))
 
     def _disturb(self) -> bool:
         """Make the replay inexact, as it may be on a GPU; return False if there is no checkpoint."""
@@ -145,16 +134,6 @@ class KillCampaign(Campaign):
             return instant is ANY_TIME
         state = self._stage.state(name)
         return await asyncio.to_thread(wait_for, instant, state, timeout_s=INSTANT_TIMEOUT_S)
-
-    async def _watch(self, name: str, on_disk: Any, *, incarnation: int) -> None:
-        watch = watch_relay if name == RELAY else watch_sampler
-        resumed = await watch(name, on_disk, stage=self._stage, witness=self._witness)
-        was_killed_again = any(kill.name == name for kill in self.kills[incarnation:])
-        if resumed is None or was_killed_again:
-            return
-        self.resumed.append(resumed)
-        if not resumed.is_kept:
-            self.broken.append(f"fetched again what was there: {resumed}")
 
     async def _goes_on(self) -> None:
         """Wait for a version newer than that of the last kill."""

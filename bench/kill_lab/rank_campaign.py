@@ -65,7 +65,7 @@ class RankCampaign(KillCampaign):
             "other_ranks_noticed": self._stage.ended_by_themselves,
         }
 
-    async def _kill_one(self, watches: asyncio.TaskGroup) -> None:
+    async def _kill_one(self) -> None:
         rank = self._draw.randrange(self._stage.plan.ranks)
         if self.kills and self._draw.random() < AGAIN_SHARE:
             instant = self._draw.choice((STARTING, STARTING, _BEGUN))

@@ -76,11 +76,7 @@ class TakeoverStage(Stage):
         await self.make_run(self._documents())
         state, second = self._directory.coordinator_state, self._directory.state(SECOND)
         shutil.copytree(state / Role.COORDINATOR, second / Role.COORDINATOR)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.start(COORDINATOR, environ={}))
-            tasks.create_task(self._make_model())
-            for name in self.plan.enrolled:
-                tasks.create_task(self.let_in(name))
+        await self._start_coordinator()
         await self.start(SECOND, environ={})
         await self.start_others()
 
@@ -185,7 +181,7 @@ class TakeoverCampaign(KillCampaign):
             "goes_on_worst_s": round(max(steps), 2),
         }
 
-    async def _kill_one(self, _: asyncio.TaskGroup) -> None:
+    async def _kill_one(self) -> None:
         while (leader := await self._stage.leader()) is None:  # noqa: ASYNC110 - it is another process
             await asyncio.sleep(_LOOK_S)
         await asyncio.sleep(self._draw.uniform(0.0, BEFORE_S))
