@@ -27,7 +27,7 @@ from bench.attack_lab.attacks import ATTACKS
 from bench.attack_lab.enemy import Enemy
 from bench.attack_lab.prober import Answer, probing
 from bench.attack_lab.stage import Stage
-from bench.shared.demo_run import demo_model, kept_below, run_parser
+from bench.shared.demo_run import demo_model, kept_below, run_parser, say
 from deploy.runs.processes import ChildError, children_below
 from deploy.runs.records import StepTail
 from deploy.runs.run_directory import COORDINATOR
@@ -72,11 +72,11 @@ class Measured:
 
     @property
     def kept(self) -> float:
-        return self.during.steps_per_s / self.before.steps_per_s if self.before.steps_per_s else 0.0
+        return self._speed(self.during)
 
     @property
     def recovered(self) -> float:
-        return self.after.steps_per_s / self.before.steps_per_s if self.before.steps_per_s else 0.0
+        return self._speed(self.after)
 
     @property
     def growth(self) -> float:
@@ -89,6 +89,9 @@ class Measured:
             and self.growth <= GROWTH
             and not self.during.unhealthy + self.after.unhealthy
         )
+
+    def _speed(self, phase: Phase) -> float:
+        return phase.steps_per_s / self.before.steps_per_s if self.before.steps_per_s else 0.0
 
 
 async def measure(attack: str, root: Path, model: Path, *, seconds: float) -> Measured:
@@ -186,32 +189,25 @@ async def _measure_all(attacks: Sequence[str], root: Path, given: argparse.Names
     model = await demo_model(root, accuracy=0.2, seed=given.seed)
     results: list[dict[str, Any]] = []
     is_kept = True
-    _say(f"{'attack':24} {'before':>7} {'during':>7} {'after':>7} steps/s   kept  after  memory  unhealthy")
+    say(f"{'attack':24} {'before':>7} {'during':>7} {'after':>7} steps/s   kept  after  memory  unhealthy")
     for attack in attacks:
         try:
             one = await measure(attack, root / attack.replace("_", "-"), model, seconds=given.seconds)
         except ChildError as error:
-            _say(f"{attack:24} a process ended: {error}")
+            say(f"{attack:24} a process ended: {error}")
             results.append({"attack": attack, "error": str(error)})
             is_kept = False
             continue
         results.append(asdict(one))
         is_kept &= one.is_survived
-        _say(
-            f"{attack:24} {_rates(one)}          {one.kept:5.2f}  {one.recovered:5.2f}  {one.growth:6.2f}  "
+        rates = " ".join(f"{phase.steps_per_s:7.2f}" for phase in (one.before, one.during, one.after))
+        say(
+            f"{attack:24} {rates}          {one.kept:5.2f}  {one.recovered:5.2f}  {one.growth:6.2f}  "
             f"{one.during.unhealthy + one.after.unhealthy:9}  {'' if one.is_survived else 'NOT KEPT'}\n"
             f"    {one.did}\n    {one.status}"
         )
     print(json.dumps({"promised": PROMISED, "growth": GROWTH, "attacks": results}))
     return is_kept
-
-
-def _rates(one: Measured) -> str:
-    return " ".join(f"{phase.steps_per_s:7.2f}" for phase in (one.before, one.during, one.after))
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ fell by more than ``MOST_LOSS`` or checks cost more than ``MOST_COST``.
 import argparse
 import asyncio
 import sys
-import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -60,7 +59,6 @@ class Measured:
     """Mean of the last fifth of the steps; as claimed, where liars that are not found lie about it."""
     cost: float
     """CPU time of the verifier over that of all samplers, after their starts."""
-    seconds: float
 
 
 def cheats_of(cheat: Cheat | None) -> dict[str, Cheat]:
@@ -101,7 +99,7 @@ async def measure(
     Raises:
         ChildError: a process ended, or the learner did not within ``given.timeout``.
     """
-    began_s, (cheat, has_verifier) = time.monotonic(), case
+    cheat, has_verifier = case
     cheats, verifiers = cheats_of(cheat), [VERIFIER] if has_verifier else []
     run = CheatedRun(
         place, children=children, samplers=SAMPLERS, verifiers=verifiers, cheats=cheats, seed=given.seed
@@ -133,7 +131,6 @@ async def measure(
         lies_trained_on=caught.trained_on,
         reward=fmean(step.reward_mean for step in steps[-max(1, len(steps) // 5) :]),
         cost=cpu_s.get(VERIFIER, 0.0) / sampled_s if sampled_s else float("nan"),
-        seconds=time.monotonic() - began_s,
     )
 
 

@@ -21,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -75,31 +74,15 @@ def main() -> None:
     arguments = parser.parse_args()
     for kib, groups in SIZES if arguments.kib is None else ((arguments.kib, arguments.groups or 500),):
         with tempfile.TemporaryDirectory(prefix="ingest-") as directory:
-            measuring = measured(
-                Path(directory), kib=kib, groups=arguments.groups or groups, samplers=arguments.samplers
+            line = asyncio.run(
+                measured(
+                    Path(directory), kib=kib, groups=arguments.groups or groups, samplers=arguments.samplers
+                )
             )
-            result = asyncio.run(measuring)
-        print(json.dumps(asdict(result) | {"ratio": result.ratio}))
+        print(json.dumps(line))
 
 
-@dataclass(frozen=True, slots=True)
-class Ingest:
-    kib: float
-    groups: int
-    samplers: int
-    rate: float
-    cpu_ms: float
-    deliver_ms: float
-    bare_rate: float
-    bare_cpu_ms: float
-
-    @property
-    def ratio(self) -> float:
-        """How much of the bare stream's rate the coordinator's is."""
-        return self.rate / self.bare_rate
-
-
-async def measured(directory: Path, *, kib: float, groups: int, samplers: int) -> Ingest:
+async def measured(directory: Path, *, kib: float, groups: int, samplers: int) -> dict[str, Any]:
     """Measure ``samplers`` that submit ``groups`` of this size, a learner draining them, a bare stream."""
     run = PlayedRun.make(directory / "run")
     tokens = max(1, int(kib * 1024 / TOKEN_BYTES / COMPLETIONS))
@@ -139,16 +122,17 @@ async def measured(directory: Path, *, kib: float, groups: int, samplers: int) -
         drain.cancel()
     data = [[submission_to_wire(group).SerializeToString() for group in own] for own in work]
     bare_s, bare_took_s = await _bare(run, directory / "bare.log", identities, data)
-    return Ingest(
-        kib=size_kib,
-        groups=n,
-        samplers=samplers,
-        rate=n / took_s,
-        cpu_ms=1000 * cpu_s / n,
-        deliver_ms=1000 * deliver_s / (n + samplers),
-        bare_rate=n / bare_took_s,
-        bare_cpu_ms=1000 * bare_s / n,
-    )
+    return {
+        "kib": size_kib,
+        "groups": n,
+        "samplers": samplers,
+        "rate": n / took_s,
+        "cpu_ms": 1000 * cpu_s / n,
+        "deliver_ms": 1000 * deliver_s / (n + samplers),
+        "bare_rate": n / bare_took_s,
+        "bare_cpu_ms": 1000 * bare_s / n,
+        "ratio": bare_took_s / took_s,
+    }
 
 
 async def _cost(process: MeasuredProcess, work: Sequence[Coroutine[Any, Any, None]]) -> tuple[float, float]:

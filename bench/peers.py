@@ -33,11 +33,12 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from bench.shared.measure import percentile
 from bench.shared.measured_process import ended, started
 from bench.shared.played_run import Hub, PlayedRun
 from node.commands.status.status_command import fetch_status
@@ -145,7 +146,7 @@ async def measured(peers: int, arguments: argparse.Namespace) -> Row:
             seen = await generator.ask()
             resident = hub.process.resident_bytes()
         bare_s = await _bare_cpu_s(run, peers, arguments) if arguments.bare else 0.0
-    latencies = sorted(seen["latencies_s"])
+    latencies = seen["latencies_s"]
     heartbeats = len(latencies)
     slowest = max(scrapes)
     if seen["first_loss"]:
@@ -158,8 +159,8 @@ async def measured(peers: int, arguments: argparse.Namespace) -> Row:
         cpu_ms=round(1000 * cpu_s / max(1, heartbeats), 3),
         bare_ms=round(1000 * bare_s, 3),
         cores=round(cpu_s / took_s, 3),
-        p50_ms=round(1000 * _part(latencies, 0.5), 1),
-        p99_ms=round(1000 * _part(latencies, 0.99), 1),
+        p50_ms=round(1000 * percentile(latencies, 0.5), 1),
+        p99_ms=round(1000 * percentile(latencies, 0.99), 1),
         rss_mb=round(resident / 1e6, 1),
         peer_kb=round((resident - idle_bytes) / 1e3 / peers, 1),
         join_ms=round(1000 * join_cpu_s / peers, 2),
@@ -274,10 +275,6 @@ async def _generator(run: PlayedRun, target: str, count: int, every_s: float) ->
         yield _Generator(process)
     finally:
         await ended(process, grace_s=0.0)
-
-
-def _part(values: Sequence[float], part: float) -> float:
-    return values[min(len(values) - 1, int(part * len(values)))] if values else 0.0
 
 
 if __name__ == "__main__":

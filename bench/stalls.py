@@ -80,7 +80,6 @@ class Measured:
     trained_on: int
     liar_found: bool
     falsely_found: tuple[str, ...]
-    steps: int
     steps_per_s: float
     outcomes: Mapping[str, int]
     """Verdict -> groups of those that stall."""
@@ -173,7 +172,6 @@ async def measure(
         trained_on=caught.trained_on,
         liar_found=LIAR in caught.shut_out,
         falsely_found=tuple(sorted(caught.shut_out.keys() & {HONEST})),
-        steps=len(steps),
         steps_per_s=(len(steps) - 1) / max(took_s, given.seconds),
         outcomes=dict(stalled),
     )

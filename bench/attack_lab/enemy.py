@@ -81,10 +81,6 @@ class Enemy:
         self._closing = contextlib.AsyncExitStack()
 
     @property
-    def members(self) -> str:
-        return f"127.0.0.1:{self.stage.ports.members}"
-
-    @property
     def enrolment(self) -> tuple[str, int]:
         return "127.0.0.1", self.stage.ports.enrolment
 
@@ -104,7 +100,8 @@ class Enemy:
     def foe(self, role: Role, node_id: str) -> Foe:
         """Certify one more member and dial the coordinator as it."""
         identity = self._run.new_identity(role, node_id)
-        channel = dial(self.members, identity, purpose=Purpose.ROLLOUTS, now=time.time())
+        members = f"127.0.0.1:{self.stage.ports.members}"
+        channel = dial(members, identity, purpose=Purpose.ROLLOUTS, now=time.time())
         foe = Foe(identity, channel)
         self._closing.push_async_callback(foe.close)
         return foe

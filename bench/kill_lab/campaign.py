@@ -10,11 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench.kill_lab.command import Campaign, say
+from bench.kill_lab.command import Campaign
 from bench.kill_lab.instants import ANY_TIME, STARTING, choose, wait_for
 from bench.kill_lab.noise import disturb_moments
 from bench.kill_lab.stage import Stage
 from bench.kill_lab.witness import Witness, lost_groups
+from bench.shared.demo_run import say
 from deploy.runs.promises import promises_of_any_run
 from deploy.runs.records import read_ledger
 from deploy.runs.run_directory import COORDINATOR, LEARNER, role_of

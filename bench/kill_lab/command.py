@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import json
 import random
-import sys
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from bench.kill_lab.plan import Plan
 from bench.kill_lab.stage import Stage
+from bench.shared.demo_run import say
 from deploy.runs.processes import ChildError, children_below
 from deploy.runs.records import StepTail
 from deploy.runs.run_directory import LEARNER
@@ -95,8 +95,3 @@ def parser(name: str, doc: str) -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, default=0, help="of the model and of everything that is drawn")
     made.add_argument("--dir", type=Path, default=Path("runs"), help="where runs go; default: %(default)s")
     return made
-
-
-def say(text: str) -> None:
-    """Tell the person at the terminal."""
-    print(text, file=sys.stderr, flush=True)

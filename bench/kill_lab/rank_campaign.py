@@ -11,10 +11,10 @@ from collections import Counter
 from typing import Any, Final
 
 from bench.kill_lab.campaign import AFTER_S, DISTURBED_SHARE, GOES_ON_S, Kill, KillCampaign
-from bench.kill_lab.command import say
 from bench.kill_lab.instants import ANY_TIME, INSTANTS, STARTING, Instant
 from bench.kill_lab.plan import CHECKPOINT_EVERY_VERSIONS
 from bench.kill_lab.rank_stage import RankStage
+from bench.shared.demo_run import say
 from deploy.runs.observation import is_ready
 from deploy.runs.run_directory import LEARNER
 

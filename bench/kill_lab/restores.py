@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench.kill_lab.command import Campaign, say
+from bench.kill_lab.command import Campaign
 from bench.kill_lab.stage import Stage
+from bench.shared.demo_run import say
 from deploy.runs.run_directory import COORDINATOR, LEARNER
 from node.commands.status.status_command import fetch_status
 from node.coordinator.ledger.ledger_check import examine, facts_in, reading
@@ -145,7 +146,7 @@ class RestoreCampaign(Campaign):
             else:
                 await self._stage.ledger_command("restore", str(self._ledger), "--accept-loss")
             since = self.version
-            await self._start(COORDINATOR)
+            await self._stage.start(COORDINATOR, environ={})
             still, _ = await self._answer(since)
             if still:
                 self.broken.append(f"refused after it was mended ({mended_by}): {still}")
@@ -173,7 +174,7 @@ class RestoreCampaign(Campaign):
             await self._stage.launch(LEARNER, environ={})
             await asyncio.sleep(self._draw.uniform(0.0, 2.0))
         since = self.version
-        await self._start(COORDINATOR)
+        await self._stage.start(COORDINATOR, environ={})
         if order in (Order.COORDINATOR_FIRST, Order.TWICE):
             await asyncio.sleep(self._draw.uniform(0.0, 2.0))
             await self._stage.kill(LEARNER)
@@ -181,7 +182,7 @@ class RestoreCampaign(Campaign):
         if order is Order.TWICE:
             await asyncio.sleep(self._draw.uniform(0.0, 2.0))
             await self._stage.kill(COORDINATOR)
-            await self._start(COORDINATOR)
+            await self._stage.start(COORDINATOR, environ={})
         return since
 
     async def _refuses_to_start(self) -> str:
@@ -200,9 +201,6 @@ class RestoreCampaign(Campaign):
         if process.returncode != ExitCode.COULD_NOT_START:
             self.broken.append(f"a coordinator without a ledger ended with {process.returncode}")
         return next((line for line in log.decode().splitlines() if "knows of no learner" in line), "")
-
-    async def _start(self, name: str) -> None:
-        await self._stage.start(name, environ={})
 
     async def _answer(self, since: int) -> tuple[str, float]:
         """Wait until the run has gone on, or says what is missing; return that, and how long it took."""

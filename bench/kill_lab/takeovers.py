@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.kill_lab.campaign import Kill, KillCampaign
-from bench.kill_lab.command import say
 from bench.kill_lab.plan import RELAY, Plan, configurations
 from bench.kill_lab.stage import READY_TIMEOUT_S, Stage
+from bench.shared.demo_run import say
 from deploy.runs.observation import SCRAPE_TIMEOUT_S, is_ready
 from deploy.runs.processes import Children
 from deploy.runs.records import differing_groups

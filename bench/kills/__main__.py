@@ -42,31 +42,17 @@ def main() -> int:
     parser.add_argument("--samplers", type=int, default=2, help="how many take part; default: %(default)s")
     parser.add_argument("--ranks", type=int, default=1, help="of the learner; above 1 they alone are killed")
     parser.add_argument(
-        "--task",
-        choices=TASKS,
-        default=CAUSAL_LM.name,
-        help="kind of the policy that is trained; default: %(default)s",
+        "--task", choices=TASKS, default=CAUSAL_LM.name, help="kind of policy that is trained"
     )
-    parser.add_argument(
-        "--roles",
-        nargs="+",
-        choices=sorted(INSTANTS),
-        default=KILLED,
-        help="whose processes are killed; default: sampler relay learner",
-    )
-    arguments = parser.parse_args()
-    samplers = tuple(f"sampler-{number + 1}" for number in range(arguments.samplers))
-    frames = FRAMES_OF_RANKS if arguments.ranks > 1 else FRAMES
+    whose = "whose processes are killed; default: sampler relay learner"
+    parser.add_argument("--roles", nargs="+", choices=sorted(INSTANTS), default=KILLED, help=whose)
+    given = parser.parse_args()
+    samplers = tuple(f"sampler-{number + 1}" for number in range(given.samplers))
+    frames = FRAMES_OF_RANKS if given.ranks > 1 else FRAMES
     plan = Plan(
-        arguments.kills,
-        arguments.seed,
-        samplers,
-        arguments.ranks,
-        frames,
-        policy=arguments.task,
-        roles=tuple(arguments.roles),
+        given.kills, given.seed, samplers, given.ranks, frames, policy=given.task, roles=tuple(given.roles)
     )
-    return command.main("kills", arguments.dir, plan.seed, partial(run, plan))
+    return command.main("kills", given.dir, plan.seed, partial(run, plan))
 
 
 if __name__ == "__main__":

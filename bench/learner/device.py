@@ -42,8 +42,8 @@ from bench.learner.steps import (
     padded_ids,
     positions_read,
 )
-from bench.shared.measure import in_turns, ratio
-from bench.shared.random_model import SIZES, config_of, made_model
+from bench.shared.measure import in_turns, over
+from bench.shared.random_model import SIZES, made_model
 from learner.config import Rematerialise
 from learner.model.model import load_policy
 
@@ -94,19 +94,17 @@ def measure(model_dir: Path, arguments: argparse.Namespace) -> Iterator[dict[str
         }
         if name in positions:
             line["positions_over_distinct"] = round(positions[name] / distinct, 3)
-        for key, other in (("over_bare", "bare"), ("over_padded", "ours, padded")):
-            if other in took:
-                line[key], line[f"{key}_quartiles"] = ratio(seconds_each, took[other])
-        yield line
+        line |= over(took, name, "bare", "over_bare")
+        yield line | over(took, name, "ours, padded", "over_padded")
 
 
 def _shape(arguments: argparse.Namespace) -> Shape:
-    config = config_of(arguments.size)
+    vocabulary, width, _, layers, *_ = SIZES[arguments.size]
     return Shape(
         arguments.size,
-        config.vocab_size,
-        config.hidden_size,
-        config.num_hidden_layers,
+        vocabulary,
+        width,
+        layers,
         arguments.groups,
         arguments.group_size,
         arguments.prompt_tokens,

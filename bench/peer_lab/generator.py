@@ -65,7 +65,7 @@ class Fleet:
         self.hub = server_name(self.run_id, Role.COORDINATOR)
         self.latencies_s: list[float] = []
         self.pauses_s: list[float] = []
-        self.lost = self.refused_joins = 0
+        self.lost = 0
         self.first_loss = ""
         self.connections: set[Connection] = set()
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -92,7 +92,6 @@ class Fleet:
                     except JoinRefusedError:
                         if attempt == self.attempts:
                             raise
-                self.refused_joins += 1
                 await asyncio.sleep(random.random() * 2**attempt)  # as a peer does that is told to come back
 
         await asyncio.gather(*(open_one(self._peer(number)) for number in numbers))
@@ -122,7 +121,6 @@ class Fleet:
             "latencies_s": sorted(self.latencies_s),
             "pause_s": sum(self.pauses_s) / max(1, len(self.pauses_s)),
             "lost": self.lost,
-            "refused_joins": self.refused_joins,
             "first_loss": self.first_loss,
         }
         self.latencies_s, self.pauses_s = [], []

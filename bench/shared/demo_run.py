@@ -142,8 +142,13 @@ def kept_below(
     try:
         return 0 if asyncio.run(measure_all(root)) else 1
     except asyncio.CancelledError:
-        print(f"stopped by a signal; every process has ended, logs are below {root}", file=sys.stderr)
+        say(f"stopped by a signal; every process has ended, logs are below {root}")
         return 1
     except (ChildError, TimeoutError) as error:
-        print(f"a run failed: {error or 'too slow'}; logs are below {root}", file=sys.stderr)
+        say(f"a run failed: {error or 'too slow'}; logs are below {root}")
         return 1
+
+
+def say(text: str) -> None:
+    """Tell the person at the terminal."""
+    print(text, file=sys.stderr, flush=True)

@@ -7,7 +7,9 @@ import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
+
+import numpy as np
 
 CORES: Final = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -47,6 +49,19 @@ def ratio(ones: Sequence[float], others: Sequence[float]) -> tuple[float, tuple[
     ratios = [one / other for one, other in zip(ones, others, strict=True)]
     low, middle, high = statistics.quantiles(ratios, method="inclusive")
     return round(middle, 4), (round(low, 4), round(high, 4))
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the value that ``share`` of the values do not exceed; 0 where there is none."""
+    return float(np.quantile(values, share, method="higher")) if values else 0.0
+
+
+def over(took: Mapping[str, Sequence[float]], name: str, other: str, key: str) -> dict[str, Any]:
+    """Return ``ratio`` of what two runs took as fields of a line; nothing where the other was not run."""
+    if other not in took:
+        return {}
+    middle, quartiles = ratio(took[name], took[other])
+    return {key: middle, f"{key}_quartiles": quartiles}
 
 
 def peak(run: Callable[[], T]) -> tuple[int | None, T]:

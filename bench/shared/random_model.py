@@ -37,18 +37,13 @@ def qwen3_config(
     )
 
 
-def config_of(size: str) -> Qwen3Config:
-    """Return the configuration of a size in ``SIZES``."""
-    return qwen3_config(*SIZES[size])
-
-
 def made_model(directory: Path, size: str, *, device: str = "cpu") -> Path:
     """Save a random model in bfloat16, with a tokenizer whose words are numbers; return its directory.
 
     Args:
         device: to draw the weights on; half a billion take a CPU some seconds.
     """
-    config = config_of(size)
+    config = qwen3_config(*SIZES[size])
     vocabulary = {str(number): number for number in range(config.vocab_size)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

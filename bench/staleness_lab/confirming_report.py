@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from bench.shared.markdown import table
 from bench.staleness_lab.cells import Cell, Outcome
 from bench.staleness_lab.confirming import TASKS, Standing, chosen, standings
-from bench.staleness_lab.report import interval_text, markdown, report_text, standing
+from bench.staleness_lab.report import interval_text, report_text, standing
 from bench.staleness_lab.results import Results
 
 _ABOUT: Final = """\
@@ -51,8 +52,8 @@ def _decision(outcomes: Sequence[Outcome]) -> str:
         [
             "## What decided",
             f"By the rule the default is **{chosen(found)}**.",
-            markdown(head, [_line(each) for each in found if each.intervals]),
-            markdown(["task", "row", *(each.form for each in found)], of_place),
+            table(head, [_line(each) for each in found if each.intervals]),
+            table(["task", "row", *(each.form for each in found)], of_place),
         ]
     )
 

@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from bench.shared.markdown import table
 from bench.staleness_lab.cells import Cell, Outcome
 from bench.staleness_lab.methods import FORMS
 from bench.staleness_lab.plan import CANDIDATE, REPORT, SHIPPED, Row, TaskPlan
@@ -111,7 +112,7 @@ def _decision(outcomes: Sequence[Outcome]) -> str:
     found = {form: [each[form] for each in intervals.values() if form in each] for form in forms}
     lines = [[_bold(form), *standing(found[form])] for form in forms if found[form]]
     head = [f"beside `{CANDIDATE}`", "better", "tied", "worse", "mean", "least", "most"]
-    return f"## What decided\n\n{markdown(head, lines)}"
+    return f"## What decided\n\n{table(head, lines)}"
 
 
 def standing(intervals: Collection[Interval]) -> list[str]:
@@ -156,7 +157,7 @@ def _summary_table(outcomes: Sequence[Outcome]) -> str:
         "many cells may be compared. Better, tied, worse: places in which the interval of the difference to "
         "the default says so."
     )
-    return f"## All places\n\n{about}\n\n{markdown(head, [line for _, _, line in sorted(lines)])}"
+    return f"## All places\n\n{about}\n\n{table(head, [line for _, _, line in sorted(lines)])}"
 
 
 def _method_table(task: str, outcomes: Sequence[Outcome]) -> str:
@@ -173,7 +174,7 @@ def _method_table(task: str, outcomes: Sequence[Outcome]) -> str:
             else:
                 entries.append(f"{100 * here[method].ends.mean():.1f}" if method in here else "-")
         lines.append([_bold(method), settings[method], *entries])
-    return f"## {task}\n\n{markdown(['method', 'setting', *(str(row) for _, row in by_place)], lines)}"
+    return f"## {task}\n\n{table(['method', 'setting', *(str(row) for _, row in by_place)], lines)}"
 
 
 def _bold(method: str) -> str:
@@ -182,8 +183,3 @@ def _bold(method: str) -> str:
 
 def interval_text(each: Interval) -> str:
     return f"{100 * each.mean:+.1f} [{100 * each.low:+.1f}, {100 * each.high:+.1f}]"
-
-
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

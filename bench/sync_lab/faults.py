@@ -37,7 +37,7 @@ def _goodput(lab: Lab, congestion_control: str, connections: int) -> Facts:
     with lab.wired(training, LOSSY, connections=connections, congestion_control=congestion_control) as wired:
         announced_s = put(wired.hub, published.name)
         progress = watched_bytes(wired.receivers, until_bytes=size, until_s=announced_s + WATCHED_S[1])
-        passed = wired.link.passed()[0]
+        passed = wired.link.passed()
     end = progress[-1]
     start = next(point for point in progress if point[0] >= announced_s + WATCHED_S[0] or point[1] >= size)
     if start[1] >= size:
@@ -78,7 +78,7 @@ def cut(lab: Lab) -> Iterator[Facts]:
                 links[1].mend()
                 cut_s = time.monotonic()
                 (done,) = syncs(receiver, version=1, announced_s=announced_s)
-                before, after = (link.passed()[0].bytes for link in links)
+                before, after = (link.passed().bytes for link in links)
                 yield {
                     "what": "cut at 90 %, on through another relay",
                     "bytes": size,

@@ -5,8 +5,9 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
+from bench.shared.measure import percentile
 from bench.sync_lab import rivals
-from bench.sync_lab.lab import CONNECTIONS, Facts, Lab, percentile, put, steady_goodput, syncs, watched_bytes
+from bench.sync_lab.lab import CONNECTIONS, Facts, Lab, put, steady_goodput, syncs, watched_bytes
 from bench.sync_lab.network import Line
 from bench.sync_lab.versions import LARGE
 

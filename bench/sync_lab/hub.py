@@ -55,7 +55,7 @@ async def serve(settings: dict[str, Any]) -> None:
         say(ready=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
             name, announced_s = json.loads(line)["put"], list[float]()
-            with store.listening(partial(_note_time, announced_s)):
+            with store.listening(lambda: announced_s.append(time.monotonic())):  # noqa: B023 - not kept
                 await asyncio.to_thread(_put, store, Path(settings["training"]), name)
             say(announced_s=announced_s[0])
         stopping.set()
@@ -72,10 +72,6 @@ def _put(store: ArtifactStore, training: Path, name: str) -> None:
 def say(**facts: Any) -> None:
     """Write a line of JSON."""
     print(json.dumps(facts), flush=True)
-
-
-def _note_time(times: list[float]) -> None:
-    times.append(time.monotonic())
 
 
 def _ignore(*, service: str, reason: Reason) -> None:

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from bench.shared.played_run import PlayedRun
 from bench.sync_lab.network import Line, Link, Namespace, Network
 from bench.sync_lab.peers import Fleet, Process
@@ -138,7 +136,7 @@ class Wired:
     @property
     def egress_bytes(self) -> int:
         """What left the hub so far."""
-        return self.link.passed()[0].bytes
+        return self.link.passed().bytes
 
     def synced(self, published: Published) -> list[Sync]:
         """Store an artifact at the hub; return when each receiver had it."""
@@ -191,8 +189,3 @@ def steady_goodput(progress: Sequence[tuple[float, int]]) -> float:
     total = progress[-1][1]
     start, end = (next(point for point in progress if point[1] >= share * total) for share in STEADY)
     return (end[1] - start[1]) / (end[0] - start[0])
-
-
-def percentile(values: list[float], share: float) -> float:
-    """Return the value that ``share`` of the values do not exceed."""
-    return float(np.quantile(values, share, method="higher"))

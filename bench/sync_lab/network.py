@@ -96,12 +96,11 @@ class Link:
         self.a = a
         self.b = b
 
-    def passed(self) -> tuple[Passed, Passed]:
-        """Return what passed from a to b and from b to a since the start."""
+    def passed(self) -> Passed:
+        """Return what passed from a to b since the start."""
         self._order("count")
         assert self._process.stdout is not None
-        counts = json.loads(self._process.stdout.readline())
-        return Passed(**counts["ab"]), Passed(**counts["ba"])
+        return Passed(**json.loads(self._process.stdout.readline())["ab"])
 
     def cut(self) -> None:
         """Lose everything from now on."""

@@ -118,17 +118,17 @@ class Fleet:
         sources: Sequence[str],
         connections: int,
         count: int = 1,
-        name: str = "sampler",
         server: Role = Role.COORDINATOR,
     ) -> Iterator[Process]:
         """Run ``count`` samplers' weight halves in one process; ``server`` is the role of their sources."""
-        for number in range(count):
-            self._certify(Role.SAMPLER, f"{name}-{number}", self.directory / f"{name}-{number}")
+        names = [f"sampler-{number}" for number in range(count)]
+        for name in names:
+            self._certify(Role.SAMPLER, name, self.directory / name)
         settings = {
             "run": str(self.run.directory),
             "training": str(training),
             "state": str(self.directory),
-            "names": [f"{name}-{number}" for number in range(count)],
+            "names": names,
             "sources": [f"{address}:{PORT}" for address in sources],
             "connections": connections,
             "server": server.value,

@@ -88,7 +88,6 @@ class Training:
     """Versions that a run published, in a directory that hub and receivers read."""
 
     directory: Path
-    words: int
     density: float
     """Share of words that a step changed, measured over all steps."""
     steps: tuple[Published, ...]
@@ -124,7 +123,7 @@ def publish_versions(
             keys.append(publish(words, version, None))
         held = HeldPolicy.of(version, words, layout=layout)
     np.save(directory / "words.npy", held.words)
-    return Training(directory, layout.words, changed / steps / layout.words, tuple(deltas), tuple(keys))
+    return Training(directory, changed / steps / layout.words, tuple(deltas), tuple(keys))
 
 
 def load_artifact(directory: Path, name: str) -> tuple[bytes, list[bytes]]:

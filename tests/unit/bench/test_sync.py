@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from bench.held_policy import HeldPolicy
+from bench.shared.measure import percentile
 from bench.sync_lab import network, report
-from bench.sync_lab.lab import Facts, percentile, steady_goodput
+from bench.sync_lab.lab import Facts, steady_goodput
 from bench.sync_lab.network import Line
 from bench.sync_lab.versions import Model, load_artifact, load_layout, model_layout, publish_versions
 from node.identity.signatures import SigningKey
