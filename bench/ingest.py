@@ -57,7 +57,7 @@ SETTINGS: Final[dict[str, object]] = {
     "batch_groups": 1024,
     "buffer_bytes": 4 << 30,
 }
-"""Of the coordinator: it refuses no group for want of room."""
+"""Settings of the coordinator, which refuses no group for want of room."""
 TOKEN_BYTES: Final = 12
 """Token id, logprob and version."""
 

@@ -15,7 +15,7 @@ from node.coordinator.work.samplers.sampler_standing import Standing
 
 @dataclass(frozen=True, slots=True)
 class Caught:
-    """What became of lies, by the ledger of a run that has ended."""
+    """The fate of lies, by the ledger of a run that has ended."""
 
     told: Mapping[str, Mapping[str, float]]
     """Liar -> groups it lied about -> Unix seconds."""

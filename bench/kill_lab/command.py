@@ -1,4 +1,4 @@
-"""What the commands that harm a run share: a run below a directory, a campaign, a summary."""
+"""Base of the commands that harm a run: a run below a directory, a campaign, a summary."""
 
 import argparse
 import asyncio

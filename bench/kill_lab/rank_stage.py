@@ -36,7 +36,7 @@ class RankStage(Stage):
         os.environ.update(ONE_THREAD_EACH)  # libraries read some of it as they are imported, before the fork
         self._forks = forked_context(*IMPORTED)
         self._ranks: Sequence[BaseProcess] = ()
-        """Of the newest incarnation."""
+        """Processes of the newest incarnation."""
         self.ended_by_themselves = 0
         """Ranks that noticed that another was gone."""
 

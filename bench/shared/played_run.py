@@ -50,7 +50,7 @@ class PlayedRun:
 
     @cached_property
     def authority(self) -> Authority:
-        """Of the run, with which peers are certified as enrolment would."""
+        """The authority of the run, with which peers are certified as enrolment would."""
         return Authority.load(self.directory / Role.COORDINATOR / AUTHORITY_DIRECTORY)
 
     def signing_key(self) -> SigningKey:

@@ -1,4 +1,4 @@
-"""What a measurement stands on: versions, a run, and a hub with receivers at the ends of a line."""
+"""Foundations of a measurement: versions, a run, and a hub with receivers at the ends of a line."""
 
 import itertools
 import shutil
@@ -22,7 +22,7 @@ STEADY: Final = (0.4, 0.9)
 """Shares of a transfer: after slow start, and before the first connection ends."""
 
 CONNECTIONS: Final = 8
-"""Of a receiver to each source, unless a measurement is about their number."""
+"""Connections of a receiver to each source, unless a measurement is about their number."""
 
 
 @dataclass(slots=True)
@@ -135,7 +135,7 @@ class Wired:
 
     @property
     def egress_bytes(self) -> int:
-        """What left the hub so far."""
+        """Bytes that left the hub so far."""
         return self.link.passed().bytes
 
     def synced(self, published: Published) -> list[Sync]:

@@ -160,7 +160,7 @@ class Fleet:
                 process.wait()
 
     def _certify(self, role: Role, name: str, directory: Path) -> None:
-        """Give a peer its certificate, as enrolment would."""
+        """Save a new certificate of a peer, as enrolment would."""
         identity = directory / IDENTITY_DIRECTORY
         identity.mkdir(parents=True, mode=0o700)
         save_identity(self.run.new_identity(role, name), identity)
