@@ -6,7 +6,7 @@
 A coordinator runs as a process of its own, with TLS, a ledger and fsync. This process leases, submits from
 several samplers at once, and then drains, as a learner would; its own time is not counted as CPU, but shares
 the cores. In the same run a bare stream takes the same bytes: gRPC, TLS, and an fsync for all that wait
-(``bench.bare_stream``). It is sent one group in a message, and in a second round as many as samplers join.
+(``bench.peer_lab.bare_server``), first one group in a message, then as many as samplers join.
 
 rate      groups a second, all of them on disk;   bare_rate      the bare stream's
 cpu_ms    CPU a group until it was on disk;       bare_cpu_ms    the bare stream's
@@ -20,8 +20,9 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -29,33 +30,38 @@ from typing import Any, Final
 import grpc.aio
 import numpy as np
 
-from bench.bare_stream import bare_stream, submitted
-from bench.role_on_wire import role_to_wire
+from bench.peer_lab.bare_server import SUBMIT_ONE, SUBMIT_SEVERAL
+from bench.shared.made_groups import made_group
 from bench.shared.measured_process import MeasuredProcess, started
-from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc, rollout_pb2, rollout_pb2_grpc
+from bench.shared.played_run import PlayedRun, join_request
+from heterorl.v1 import common_pb2, membership_pb2_grpc, rollout_pb2, rollout_pb2_grpc
 from node.clients.rollouts.rollout_client import SamplerRolloutClient
 from node.clients.rollouts.submission_stream import SubmissionStream
-from node.enrolment.authority import LEAF_LIFETIME_S, Authority
-from node.enrolment.init_run import init_run, issue_identity
-from node.identity.identity_store import Identity, load_identity
-from node.identity.peer import Peer
+from node.identity.identity_store import Identity
 from node.rpc.channel import Purpose, dial
 from node.values.groups.rollout import Completion, EncodedGroup, Finish, PromptLease, RolloutGroup
 from node.values.groups.verdict import Verdict
-from node.values.limits import GROUPS_PER_REQUEST
+from node.values.limits import GROUPS_PER_REQUEST, JOINED_GROUPS_BYTES
 from node.values.policy import PolicyVersion
-from node.values.protocol import OURS
 from node.values.run import Role
 from node.wire.rollouts import group_to_wire, submission_to_wire
 from sampler.rollouts.group_submitter import SUBMISSIONS_IN_FLIGHT
 
-RUN_ID: Final = "ingest"
 TIMEOUT_S: Final = 30.0
 COMPLETIONS: Final = 8
 LEASES: Final = 256
 """In one request, before the clock starts."""
 SIZES: Final = ((16, 3000), (1024, 240))
 """KiB of a group, and how many; newcomers are leased no more than some 3000."""
+SETTINGS: Final[dict[str, object]] = {
+    "prompts": 100_000,
+    "group_size": COMPLETIONS,
+    "concurrency_groups": 65_536,
+    "buffer_groups": 65_536,
+    "batch_groups": 1024,
+    "buffer_bytes": 4 << 30,
+}
+"""Settings of the coordinator, which refuses no group for want of room."""
 TOKEN_BYTES: Final = 12
 """Token id, logprob and version."""
 
@@ -105,34 +111,26 @@ class Ingest:
 
 async def measured(directory: Path, *, kib: float, groups: int, samplers: int) -> Ingest:
     """Measure ``samplers`` that submit ``groups`` of this size, a learner draining them, a bare stream."""
-    run_directory = directory / "run"
+    run = PlayedRun.make(directory / "run")
     tokens = max(1, int(kib * 1024 / TOKEN_BYTES / COMPLETIONS))
-    init_run(run_directory, run_id=RUN_ID, hosts=("127.0.0.1",), now=time.time())
-    authority = Authority.load(run_directory / "coordinator" / "authority")
-    learner = load_identity(run_directory / "learner" / "identity")
-    assert learner is not None
-    identities = [
-        issue_identity(
-            authority, Peer(RUN_ID, Role.SAMPLER, f"sampler-{n}"), now=time.time(), lifetime_s=LEAF_LIFETIME_S
-        )
-        for n in range(samplers)
-    ]
+    learner = run.own_identity(Role.LEARNER)
+    identities = [run.new_identity(Role.SAMPLER, f"sampler-{n}") for n in range(samplers)]
     async with AsyncExitStack() as stack:
 
-        async def dialled(address: str, identity: Identity) -> grpc.aio.Channel:
+        async def dialled(identity: Identity) -> grpc.aio.Channel:
             return await stack.enter_async_context(
-                dial(address, identity, purpose=Purpose.ROLLOUTS, now=time.time())
+                dial(hub.address, identity, purpose=Purpose.ROLLOUTS, now=time.time())
             )
 
-        coordinator, address = await stack.enter_async_context(
-            _coordinator(run_directory, directory / "log", tokens=tokens)
-        )
-        learning = await dialled(address, learner)
+        settings = {f"coordinator.{key}": value for key, value in SETTINGS.items()}
+        settings["coordinator.max_new_tokens"] = tokens
+        hub = await stack.enter_async_context(run.coordinator(directory / "log", settings))
+        learning = await dialled(learner)
         await _join(learning, learner, learner_epoch=1, vocabulary_size=_VOCABULARY)
         stub: Any = rollout_pb2_grpc.RolloutServiceStub(learning)
         drain = stub.DrainRollouts()
         await drain.write(rollout_pb2.DrainRolloutsRequest(hello=rollout_pb2.DrainHello(learner_epoch=1)))
-        channels = [await dialled(address, identity) for identity in identities]
+        channels = [await dialled(identity) for identity in identities]
         work = [
             await _leased_groups(channel, identity, groups=groups // samplers, tokens=tokens)
             for channel, identity in zip(channels, identities, strict=True)
@@ -140,18 +138,18 @@ async def measured(directory: Path, *, kib: float, groups: int, samplers: int) -
         for channel, (first, *_) in zip(channels, work, strict=True):  # pays for what is made once
             await _submitted(channel, [first])
         taking_in = await _cost(
-            coordinator, [_submitted(channel, own[1:]) for channel, own in zip(channels, work, strict=True)]
+            hub.process, [_submitted(channel, own[1:]) for channel, own in zip(channels, work, strict=True)]
         )
         n = sum(len(own) - 1 for own in work)
         size_kib = statistics.mean(group.size_bytes for own in work for group in own) / 1024
         await drain.write(
             rollout_pb2.DrainRolloutsRequest(credit=rollout_pb2.DrainCredit(groups=n + samplers))
         )
-        delivering = await _cost(coordinator, [_drained(drain, n + samplers)])
+        delivering = await _cost(hub.process, [_drained(drain, n + samplers)])
         drain.cancel()
     data = [[submission_to_wire(group).SerializeToString() for group in own] for own in work]
     bare, joined = [
-        await _bare(run_directory, directory / f"bare-{most}.log", identities, data, most=most)
+        await _bare(run, directory / f"bare-{most}.log", identities, data, most=most)
         for most in (1, GROUPS_PER_REQUEST)
     ]
     return Ingest(
@@ -179,22 +177,6 @@ async def _cost(process: MeasuredProcess, work: Sequence[Coroutine[Any, Any, Non
     began_s, cpu_s = time.monotonic(), process.cpu_s()
     await asyncio.gather(*work)
     return Cost(process.cpu_s() - cpu_s, time.monotonic() - began_s)
-
-
-async def _bare(
-    run_directory: Path,
-    log: Path,
-    identities: Sequence[Identity],
-    data: Sequence[Sequence[bytes]],
-    *,
-    most: int,
-) -> Cost:
-    """Return what a bare stream takes for the same bytes from the same callers, ``most`` in a message."""
-    async with bare_stream(run_directory, log) as (server, address):
-        await asyncio.gather(*(submitted(address, identities[n], own[:1]) for n, own in enumerate(data)))
-        return await _cost(
-            server, [submitted(address, identities[n], own[1:], most=most) for n, own in enumerate(data)]
-        )
 
 
 async def _leased_groups(
@@ -230,9 +212,52 @@ async def _drained(drain: Any, groups: int) -> None:
         assert response.HasField("group"), response
 
 
+async def _bare(
+    run: PlayedRun, log: Path, identities: Sequence[Identity], data: Sequence[Sequence[bytes]], *, most: int
+) -> Cost:
+    """Return what a bare stream takes for the same bytes from the same callers, ``most`` in a message."""
+    words = ("-m", "bench.peer_lab.bare_server", "groups", str(run.directory))
+    async with started(words, log) as server:
+        address = (await server.said("listen"))["listen"]
+        await asyncio.gather(
+            *(_submitted_bare(address, identities[n], own[:1], most=most) for n, own in enumerate(data))
+        )
+        return await _cost(
+            server,
+            [_submitted_bare(address, identities[n], own[1:], most=most) for n, own in enumerate(data)],
+        )
+
+
+async def _submitted_bare(address: str, identity: Identity, groups: Sequence[bytes], *, most: int) -> None:
+    """Send groups, as many at once as a sampler; ``most``: how many that wait may share a message."""
+    async with dial(address, identity, purpose=Purpose.ROLLOUTS, now=time.time()) as channel:
+        submit: Any = channel.stream_stream(SUBMIT_ONE if most == 1 else SUBMIT_SEVERAL)
+        call, places, left = submit(), asyncio.Semaphore(SUBMISSIONS_IN_FLIGHT), deque(groups)
+
+        async def answered() -> None:
+            answers = 0
+            while answers < len(groups):
+                answers += (now := len(await call.read()))
+                for _ in range(now):
+                    places.release()
+
+        answering = asyncio.create_task(answered())
+        while left:
+            await places.acquire()
+            message, size_bytes = [left.popleft()], 0
+            while left and len(message) < most and not places.locked():
+                size_bytes += len(message[-1])
+                if size_bytes + len(left[0]) > JOINED_GROUPS_BYTES:
+                    break
+                await places.acquire()
+                message.append(left.popleft())
+            await call.write(message[0] if most == 1 else b"".join((bytes([len(message)]), *message)))
+        await answering
+        call.cancel()
+
+
 def _group(lease: PromptLease, *, tokens: int) -> RolloutGroup:
     random = np.random.default_rng(0)
-    now = time.time()
     completion = Completion(
         token_ids=random.integers(0, _VOCABULARY, tokens).astype(np.int32),
         behaviour_logprob=-random.exponential(1.0, tokens).astype(np.float32),
@@ -240,58 +265,31 @@ def _group(lease: PromptLease, *, tokens: int) -> RolloutGroup:
         reward=1.0,
         finish=Finish.END,
     )
-    return RolloutGroup(
-        run_id=RUN_ID,
-        group_id=lease.lease_id,
+    return made_group(
+        lease.lease_id,
+        np.arange(64, dtype=np.int32),
+        (completion,) * COMPLETIONS,
+        lease.sampling,
+        now=time.time(),
         layout_digest=_LAYOUT,
         tokenizer_digest=_TOKENIZER,
         task=lease.task,
         prompt_index=lease.prompt_index,
-        prompt_token_ids=np.arange(64, dtype=np.int32),
-        completions=(completion,) * COMPLETIONS,
-        sampling=lease.sampling,
-        sampling_started_at_s=now - 2,
-        sampling_finished_at_s=now - 1,
-        graded_at_s=now,
         task_digest=lease.task_digest,
     )
 
 
 async def _join(channel: Any, identity: Identity, **changes: Any) -> None:
-    request = membership_pb2.JoinRequest(
-        run_id=RUN_ID,
-        role=role_to_wire(identity.role),
+    request = join_request(
+        identity.run_id,
+        identity.role,
         layout_digest=_LAYOUT,
         tokenizer_digest=_TOKENIZER,
         held=common_pb2.PolicyVersion(),
-        **asdict(OURS),
         **changes,
     )
     stub: Any = membership_pb2_grpc.MembershipServiceStub(channel)
     await stub.Join(request, timeout=TIMEOUT_S)
-
-
-@asynccontextmanager
-async def _coordinator(
-    run_directory: Path, log: Path, *, tokens: int
-) -> AsyncIterator[tuple[MeasuredProcess, str]]:
-    """Run a coordinator; yield it and its address."""
-    settings = {
-        "listen": "127.0.0.1:0",
-        "enrolment_listen": "127.0.0.1:0",
-        "task": "addition",
-        "prompts": 100_000,
-        "group_size": COMPLETIONS,
-        "max_new_tokens": tokens,
-        "concurrency_groups": 65_536,
-        "buffer_groups": 65_536,
-        "batch_groups": 1024,
-        "buffer_bytes": 4 << 30,
-    }
-    words = [word for key, value in settings.items() for word in ("--set", f"coordinator.{key}={value}")]
-    arguments = ("-m", "node", "--role", "coordinator", "--state-dir", str(run_directory), *words)
-    async with started(arguments, log) as process:
-        yield process, (await process.said("enrolment_listen"))["listen"]
 
 
 if __name__ == "__main__":
