@@ -23,7 +23,7 @@ import time
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -81,35 +81,10 @@ def main() -> None:
             measuring = measured(
                 Path(directory), kib=kib, groups=arguments.groups or groups, samplers=arguments.samplers
             )
-            result = asyncio.run(measuring)
-        print(json.dumps(asdict(result) | {"ratio": result.ratio, "joined_ratio": result.joined_ratio}))
+            print(json.dumps(asyncio.run(measuring)))
 
 
-@dataclass(frozen=True, slots=True)
-class Ingest:
-    kib: float
-    groups: int
-    samplers: int
-    rate: float
-    cpu_ms: float
-    deliver_ms: float
-    bare_rate: float
-    bare_cpu_ms: float
-    bare_joined_rate: float
-    bare_joined_cpu_ms: float
-
-    @property
-    def ratio(self) -> float:
-        """How much of the bare stream's rate the coordinator's is."""
-        return self.rate / self.bare_rate
-
-    @property
-    def joined_ratio(self) -> float:
-        """How much of the rate of a bare stream that joins groups the coordinator's is."""
-        return self.rate / self.bare_joined_rate
-
-
-async def measured(directory: Path, *, kib: float, groups: int, samplers: int) -> Ingest:
+async def measured(directory: Path, *, kib: float, groups: int, samplers: int) -> dict[str, float]:
     """Measure ``samplers`` that submit ``groups`` of this size, a learner draining them, a bare stream."""
     run = PlayedRun.make(directory / "run")
     tokens = max(1, int(kib * 1024 / TOKEN_BYTES / COMPLETIONS))
@@ -152,24 +127,26 @@ async def measured(directory: Path, *, kib: float, groups: int, samplers: int) -
         await _bare(run, directory / f"bare-{most}.log", identities, data, most=most)
         for most in (1, GROUPS_PER_REQUEST)
     ]
-    return Ingest(
-        kib=size_kib,
-        groups=n,
-        samplers=samplers,
-        rate=n / taking_in.took_s,
-        cpu_ms=1000 * taking_in.cpu_s / n,
-        deliver_ms=1000 * delivering.cpu_s / (n + samplers),
-        bare_rate=n / bare.took_s,
-        bare_cpu_ms=1000 * bare.cpu_s / n,
-        bare_joined_rate=n / joined.took_s,
-        bare_joined_cpu_ms=1000 * joined.cpu_s / n,
-    )
+    return {
+        "kib": size_kib,
+        "groups": n,
+        "samplers": samplers,
+        **taking_in.figures("", n),
+        "deliver_ms": 1000 * delivering.cpu_s / (n + samplers),
+        **bare.figures("bare_", n),
+        **joined.figures("bare_joined_", n),
+        "ratio": bare.took_s / taking_in.took_s,
+        "joined_ratio": joined.took_s / taking_in.took_s,
+    }
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
     cpu_s: float
     took_s: float
+
+    def figures(self, name: str, groups: int) -> dict[str, float]:
+        return {f"{name}rate": groups / self.took_s, f"{name}cpu_ms": 1000 * self.cpu_s / groups}
 
 
 async def _cost(process: MeasuredProcess, work: Sequence[Coroutine[Any, Any, None]]) -> Cost:
