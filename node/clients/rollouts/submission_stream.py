@@ -77,7 +77,10 @@ class SubmissionStream:
 
     async def close(self) -> None:
         """End the stream; those that wait are told that it ended."""
-        await put_away(*filter(None, (self._writer, self._reader)))
+        if self._writer is not None:
+            await put_away(self._writer)
+        if self._reader is not None:
+            await put_away(self._reader)
         ended = ConnectionLost(_ENDED)
         if self._call is not None:
             self._end(self._call, ended)

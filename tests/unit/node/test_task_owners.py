@@ -23,7 +23,6 @@ OWNED_OTHERWISE: Final = {
     "node/process/daemon.py services": "awaited at once",
     "node/rpc/strangers/entrance.py task": "one of `tasks`, which are put away",
     "node/coordinator/requests/model_servicer.py self._listing": "awaited by whoever asks",
-    "node/coordinator/requests/submission_door.py task": "one of `pending`, which are put away",
     "node/weights/transfer/lane.py": "one of `_decoding`, which are gathered",
     "node/weights/transfer/sources.py watches": "gathered",
     "sampler/tasks/environments/drawn_turns.py asking": "a queue's, which raises nothing",
