@@ -1,14 +1,14 @@
 """How steps of several contributors become versions: [learner.merge], a method's values unless set otherwise.
 
-    method        local steps  outer rate, momentum  overlap  compression   fragments  quorum  weighting
-    in_step       1            1, 0                  wait     full          1          all     groups
-    diloco        4            .7, .5                wait     full          1          all     groups
-    streaming     4            .7, .5                eager    four_bit      4          all     groups
-    eager         4            .7, .5                eager    four_bit      1          all     groups
-    decoupled     4            1, 0                  eager    word_changes  1          .5      tokens
-    dilocox       4            1, 0                  delayed  low_rank      1          all     groups
-    parablock     4            1, 0                  eager    four_bit      3          all     groups
-    word_changes  4            1, 0                  eager    word_changes  1          all     groups
+method        local steps  outer rate, momentum  overlap  compression   fragments  quorum  weighting
+in_step       1            1, 0                  wait     full          1          all     groups
+diloco        4            .7, .5                wait     full          1          all     groups
+streaming     4            .7, .5                eager    four_bit      4          all     groups
+eager         4            .7, .5                eager    four_bit      1          all     groups
+decoupled     4            1, 0                  eager    word_changes  1          .5      tokens
+dilocox       4            1, 0                  delayed  low_rank      1          all     groups
+parablock     4            1, 0                  eager    four_bit      3          all     groups
+word_changes  4            1, 0                  eager    word_changes  1          all     groups
 """
 
 from typing import Any, Final, Literal, Self
@@ -36,7 +36,10 @@ _METHODS: Final[dict[str, dict[str, Any]]] = {
         "outer_momentum": 0.0,
     },
     "dilocox": {
-        "overlap": "delayed", "compression": "low_rank", "outer_rate": 1.0, "outer_momentum": 0.0,
+        "overlap": "delayed",
+        "compression": "low_rank",
+        "outer_rate": 1.0,
+        "outer_momentum": 0.0,
     },
     "parablock": {
         "overlap": "eager",
@@ -47,7 +50,10 @@ _METHODS: Final[dict[str, dict[str, Any]]] = {
         "outer_momentum": 0.0,
     },
     "word_changes": {
-        "overlap": "eager", "compression": "word_changes", "outer_rate": 1.0, "outer_momentum": 0.0,
+        "overlap": "eager",
+        "compression": "word_changes",
+        "outer_rate": 1.0,
+        "outer_momentum": 0.0,
     },
 }
 
