@@ -46,6 +46,7 @@ class Purpose(enum.StrEnum):
     CONTROL = "MembershipService"
     ROLLOUTS = "RolloutService"
     BULK = "PolicyService"
+    CONTRIBUTIONS = "MergeService"
 
 
 @dataclass(frozen=True, slots=True)
