@@ -74,15 +74,16 @@ class MergeSettings(BaseModel):
     """Share of the mean change that a version takes over (gamma)."""
 
     outer_momentum: float = Field(default=0.5, ge=0, lt=1)
-    """Memory of earlier changes, Nesterov's (beta). With a change that is merged a round late, .9 diverges."""
+    """Memory of earlier changes, Nesterov's (beta). Where a change is merged a round late, .9 diverges."""
 
     overlap: Literal["wait", "eager", "delayed"] = "wait"
-    """What a contributor does while its change travels: nothing; train on from its own state and take the others'
-    parts in a round late (eager); train on from the version before (delayed)."""
+    """What a contributor does while its change travels: nothing; train on from its own state and take in the
+    others' parts a round late (eager); train on from the version before (delayed)."""
 
     compression: Compression = "full"
-    """How a change is coded: exactly; 4 bits an entry; of low rank and 4 bits; the largest entries alone, 2 bits
-    each; or what it changes in the bfloat16 words, by the weight codec. What is left out is kept for the next."""
+    """How a change is coded: exactly; 4 bits an entry; of low rank and 4 bits; the largest entries alone, 2
+    bits each; or what it changes in the bfloat16 words, by the weight codec. What is left out is kept for the
+    next."""
 
     rank: int = Field(default=8, ge=1, le=1024)
     """Rank of ``low_rank``."""
