@@ -39,6 +39,10 @@ REMEDIES: Final[Mapping[str, str]] = {
     "checkpoint": "The learner's disk is slower than its steps, or learner.journal_bytes is small.",
     "disk": "Free space on the learner's disk; it goes on by itself.",
     "newest ledger": "Restore the newest copy with `heterorl-node ledger restore`, or accept the loss.",
+    # contributors
+    "learner that merges": "It does not reach the learner, see contributor.learner and its log.",
+    "groups dealt": "The learner has admitted none that others do not hold: samplers are the slower part.",
+    "merged version": "The learner waits for the other contributors, or its version is on its way.",
     # samplers
     "graders": "Groups wait for their grades: raise sampler.grader_processes, or make the grader faster.",
     "submission": "Finished groups wait to be submitted: its link is slow, or the hub is away.",

@@ -10,6 +10,7 @@ import pytest
 import learner
 import node
 import sampler
+from learner.contributor import contributor_state
 from node.commands.status.why_stalled_command import told
 from node.coordinator.fleet.wait_chain import (
     PASSING,
@@ -233,6 +234,7 @@ def test_every_wait_that_our_code_can_name_has_a_remedy() -> None:
         "prompt lease",
         *BACKLOGS.values(),
         *map(str, clock_comparison.AwaitedClock),
+        *(contributor_state.LEARNER, contributor_state.GROUPS, contributor_state.MERGED),
     }
     assert literals | bounds | named == REMEDIES.keys()
 
