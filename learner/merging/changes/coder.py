@@ -1,7 +1,7 @@
 """Codes the change that a contributor's steps have made of its masters, and decodes it.
 
-    magic 4 | format u8 | codec u8 | digest 8 of all names and shapes
-    a bit for each name, in their order: whether its tensor follows
+    magic 4 | format u8 | codec u8
+    a bit for each name of the model, sorted: whether its tensor follows
     these tensors, as the codec has them, and nothing else
 
     full           to the last bit                                    learner/merging/changes/full.py
@@ -18,12 +18,9 @@ A payload may come from anybody. Its sizes follow from the model's shapes and fr
 spent, and a payload that is broken raises ValueError. That it came whole is for its sender's header to prove.
 """
 
-import json
-import struct
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, Protocol
 
-import blake3
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -38,28 +35,19 @@ from learner.merging.changes.word_changes import WordsBefore, read_words, write_
 from learner.merging.merge_settings import Compression, MergeSettings
 
 Shapes = Mapping[str, torch.Size]
-"""Shapes of all masters by name. The same at both ends, as the layout's digest is."""
+"""Shapes of all masters by name, the same at both ends: their layouts have one digest."""
 
 _MAGIC: Final = b"HRLC"
 _FORMAT: Final = 1
-_HEADER: Final = struct.Struct("<4s B B 8s")
-_DIGEST_BYTES: Final = 8
-_NUMBERS: Final[Mapping[Compression, int]] = {
-    "full": 1,
-    "four_bit": 2,
-    "low_rank": 3,
-    "largest": 4,
-    "word_changes": 5,
+_CODECS: Final[Mapping[Compression, tuple[int, int]]] = {
+    "full": (1, 9),
+    "four_bit": (2, 1),
+    "low_rank": (3, 1),
+    "largest": (4, 1),
+    "word_changes": (5, 9),
 }
-_LARGEST_ENTRY_BYTES: Final[Mapping[Compression, int]] = {
-    "full": 13,
-    "four_bit": 1,
-    "low_rank": 1,
-    "largest": 1,
-    "word_changes": 9,
-}
-"""What an entry takes at most, coded as badly as an encoder of ours ever does."""
-_TENSOR_BYTES: Final = 256
+"""The number in a payload, and the bytes that an entry takes at most, however badly it can be coded."""
+_TENSOR_BYTES: Final = 64
 """What a tensor takes beside its entries, at most."""
 
 
@@ -127,7 +115,8 @@ class ChangeEncoder:
             raise ValueError(f"changes of tensors that the model does not have: {', '.join(unknown[:3])}")
         names = sorted(changes)
         to = PayloadWriter()
-        to.put(_header(self._settings, self._shapes, frozenset(names)))
+        to.put(_header(self._settings))
+        to.put(np.packbits([name in changes for name in sorted(self._shapes)]).tobytes())
         if self._codec is None:
             before = _needed(words_before)
             self._left_over |= write_words(lambda name: self._due(name, changes), set(names), before, to)
@@ -168,29 +157,20 @@ def decode_tensors(
     reader = PayloadReader(payload)
     names = _read_header(reader, settings, shapes)
     codec = _tensor_codec(settings)
-    for name, change in (
-        read_words(set(names), _needed(words_before), reader)
-        if codec is None
-        else ((name, torch.from_numpy(codec.read(shapes[name], reader))) for name in names)
-    ):
-        if not bool(change.isfinite().all()):
-            raise ValueError(f"the change of {name!r} has a NaN or an infinity")
+    if codec is None:
+        tensors = read_words(set(names), _needed(words_before), reader)
+    else:
+        tensors = ((name, torch.from_numpy(codec.read(shapes[name], reader))) for name in names)
+    for name, change in tensors:
         yield name, change.view(shapes[name])
     reader.finish()
 
 
-def decode(
-    payload: bytes, settings: MergeSettings, shapes: Shapes, *, words_before: WordsBefore | None = None
-) -> dict[str, Tensor]:
-    """Return the changes of all tensors that a payload has; see ``decode_tensors``."""
-    return dict(decode_tensors(payload, settings, shapes, words_before=words_before))
-
-
-def payload_limit(settings: MergeSettings, shapes: Shapes) -> int:
-    """Return the most bytes that a payload has, however badly its change can be coded."""
+def change_limit_bytes(settings: MergeSettings, shapes: Shapes) -> int:
+    """Return the most bytes that a payload has."""
     entries = sum(shape.numel() for shape in shapes.values())
-    names_bytes = len(shapes) * _TENSOR_BYTES
-    return _HEADER.size + names_bytes + entries * _LARGEST_ENTRY_BYTES[settings.compression]
+    _, entry_bytes = _CODECS[settings.compression]
+    return len(_header(settings)) + entries * entry_bytes + len(shapes) * _TENSOR_BYTES
 
 
 def _tensor_codec(settings: MergeSettings) -> TensorCodec | None:
@@ -214,27 +194,17 @@ def _needed(words_before: WordsBefore | None) -> WordsBefore:
     return words_before
 
 
-def _header(settings: MergeSettings, shapes: Shapes, names: Set[str]) -> bytes:
-    is_here = np.array([name in names for name in sorted(shapes)])
-    fixed = _HEADER.pack(_MAGIC, _FORMAT, _NUMBERS[settings.compression], _shapes_digest(shapes))
-    return fixed + np.packbits(is_here).tobytes()
+def _header(settings: MergeSettings) -> bytes:
+    number, _ = _CODECS[settings.compression]
+    return _MAGIC + bytes([_FORMAT, number])
 
 
 def _read_header(reader: PayloadReader, settings: MergeSettings, shapes: Shapes) -> list[str]:
     """Return the names of the tensors that follow, in order."""
-    magic, number, codec, digest = _HEADER.unpack(reader.take(_HEADER.size))
-    if (magic, number) != (_MAGIC, _FORMAT):
-        raise ValueError(f"not a change in format {_FORMAT}")
-    if codec != _NUMBERS[settings.compression]:
-        raise ValueError(f"a change by codec {codec}, where the run has {settings.compression}")
-    if digest != _shapes_digest(shapes):
-        raise ValueError("a change of another model")
+    expected = _header(settings)
+    if (begins := reader.take(len(expected))) != expected:
+        raise ValueError(f"begins with {begins.hex()}, as no change by {settings.compression} does")
     is_here = np.unpackbits(np.frombuffer(reader.take((len(shapes) + 7) // 8), np.uint8))
     if is_here[len(shapes) :].any():
         raise ValueError("a change of tensors that the model does not have")
     return [name for name, here in zip(sorted(shapes), is_here, strict=False) if here]
-
-
-def _shapes_digest(shapes: Shapes) -> bytes:
-    text = json.dumps([(name, list(shape)) for name, shape in sorted(shapes.items())])
-    return blake3.blake3(text.encode()).digest(length=_DIGEST_BYTES)

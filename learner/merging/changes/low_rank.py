@@ -83,8 +83,8 @@ class LowRankCodec:
         spread = (left.T @ matrix).double()
         energy, vectors = torch.linalg.eigh(spread @ spread.T)  # the smallest first
         kept = int((energy.cumsum(0) > (1 - _ENERGY) * energy.sum()).sum())
-        rotation: Tensor = vectors[:, len(energy) - kept :].flip(1).float()
-        return left.mm(rotation)
+        strongest = vectors[:, len(energy) - kept :].flip(1).float()
+        return torch.mm(left, strongest)
 
 
 def _handed_in(factor: Tensor, to: PayloadWriter) -> Tensor:

@@ -90,9 +90,12 @@ class PayloadReader:
             raise ValueError(f"{size} bytes for {words} words")
         out: Words = np.empty(words, np.uint16)
         try:
-            return out, decode_frame(codec, self.take(size), base=base, out=out, dtype=dtype)
+            digest = decode_frame(codec, self.take(size), base=base, out=out, dtype=dtype)
         except RefusedError as refused:
             raise ValueError(str(refused)) from refused
+        if dtype.first_not_finite(out) is not None:
+            raise ValueError("an element is a NaN or an infinity")
+        return out, digest
 
     def array(self, dtype: type[np.generic], size: int) -> Array:
         """Return the next array, of ``size`` elements."""
