@@ -8,7 +8,7 @@ What becomes of groups and rounds is ``deals``' and ``rounds``' to say. Used on 
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Container, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -96,7 +96,7 @@ class ContributorStreams:
         self._streams: dict[str, ContributorStream] = {}
         self._incoming: dict[str, _Incoming] = {}
         self._deals: Deals | None = None
-        self._is_known: Callable[[str], bool] = lambda _: False
+        self._was_trained: Callable[[str], bool] = lambda _: False
         self._terms = merge_pb2.MergeTerms()
         self._merged: dict[str, Contributed] = {}
         self._payload_limit = 0
@@ -112,18 +112,18 @@ class ContributorStreams:
         deals: Deals,
         terms: merge_pb2.MergeTerms,
         *,
-        is_known: Callable[[str], bool],
+        was_trained: Callable[[str], bool],
         merged: Iterable[Contributed],
         payload_limit: int,
     ) -> None:
         """Take contributors in from now on.
 
         Args:
-            is_known: as for ``Deals.connect``.
+            was_trained: as for ``Deals.connect``.
             merged: the newest contributions that were merged, to be answered as they were.
             payload_limit: bytes of the largest payload.
         """
-        self._deals, self._terms, self._is_known = deals, terms, is_known
+        self._deals, self._terms, self._was_trained = deals, terms, was_trained
         self._payload_limit = payload_limit
         self._merged = {one.contributor: one for one in merged}
 
@@ -155,7 +155,11 @@ class ContributorStreams:
             raise RefusedError(Reason.OVER_LIMIT, f"more than {HELD_IDS} held groups")
         stream = ContributorStream(name)
         taken, returned = self._deals.connect(
-            name, stream, list(hello.held_group_ids), is_known=self._is_known, now=self._clock.monotonic()
+            name,
+            stream,
+            list(hello.held_group_ids),
+            was_trained=self._was_trained,
+            now=self._clock.monotonic(),
         )
         if (older := self._streams.get(name)) is not None:
             older.end(RefusedError(Reason.DUPLICATE, f"a newer stream of {name} has taken over"))
@@ -199,9 +203,11 @@ class ContributorStreams:
         for response in responses:
             self._streams[name].tell(response)
 
-    def refuse(self, name: str, number: int, detail: str) -> None:
-        """Tell a contributor that its contribution is not merged."""
+    def refuse(self, name: str, number: int, detail: str, *, taken: Sequence[str]) -> None:
+        """Tell a contributor that its contribution is not merged, and which other groups it no longer has."""
         self.waiting.pop(name, None)
+        if taken and (stream := self._streams.get(name)) is not None:
+            stream.tell(merge_pb2.ContributeResponse(taken=merge_pb2.GroupsTaken(group_ids=taken)))
         self._answer(name, merge_pb2.ContributionAnswer(number=number, detail=detail[:200]))
 
     def answer(self, name: str, merged: Contributed) -> None:
@@ -283,8 +289,3 @@ class ContributorStreams:
         pending = [*self.inbox.values(), *self.waiting.values()]
         self._metrics.held_payload_bytes.set(sum(len(one.payload) for one in pending))
         self._wake()
-
-
-def known_groups(*containers: Container[str]) -> Callable[[str], bool]:
-    """Return whether a group is in one of these."""
-    return lambda group_id: any(group_id in container for container in containers)

@@ -84,14 +84,14 @@ class Deals:
         stream: object,
         held_ids: Sequence[str],
         *,
-        is_known: Callable[[str], bool],
+        was_trained: Callable[[str], bool],
         now: float,
     ) -> tuple[tuple[str, ...], list[RolloutGroup]]:
         """Note a contributor's newest stream; return what it no longer trains on, and what goes back.
 
         Args:
             held_ids: what it says it holds, handed in or not.
-            is_known: returns whether a group cannot be claimed: it was trained on, or waits for a deal.
+            was_trained: returns whether a group is in a merge already.
         Raises:
             RefusedError: BUSY; there is no room for one more.
         """
@@ -112,7 +112,7 @@ class Deals:
             if group_id in hand.held or group_id in hand.handed_in:
                 continue
             room = hand.groups < self._rules.capacity_groups and now < self._deals_from_s
-            if room and not is_known(group_id) and self._holder(group_id) is None:
+            if room and not was_trained(group_id) and self._holder(group_id) is None:
                 hand.claimed.add(group_id)
             else:
                 taken.append(group_id)
@@ -185,6 +185,10 @@ class Deals:
         hand.handed_in |= groups
         return groups
 
+    def held_by(self, name: str) -> set[str]:
+        """Return the groups that a contributor was dealt and that are in no contribution."""
+        return set(self._hands[name].held) if name in self._hands else set()
+
     def handed_in(self, name: str) -> dict[str, RolloutGroup]:
         """Return the groups of a contributor's contribution."""
         return dict(self._hands[name].handed_in)
@@ -228,7 +232,7 @@ class Deals:
         return frozenset(
             name
             for name, hand in self._hands.items()
-            if hand.held and (has_room or len(hand.held) >= self._rules.hand_groups)
+            if hand.claimed or (hand.held and (has_room or len(hand.held) >= self._rules.hand_groups))
         )
 
     def next_event_s(self, *, now: float) -> float | None:

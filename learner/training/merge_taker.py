@@ -15,9 +15,9 @@ from functools import partial
 from heterorl.v1 import merge_pb2
 from learner.intake.batch_buffer import BatchBuffer
 from learner.journal.progress import Contributed
-from learner.merging.changes.coder import payload_limit
+from learner.merging.changes.coder import change_limit_bytes
 from learner.merging.changes.word_changes import WordsBefore
-from learner.merging.contributor_streams import ContributorStreams, known_groups
+from learner.merging.contributor_streams import ContributorStreams
 from learner.merging.deals import DealRules, Deals
 from learner.merging.handed_in import HandedIn, report_objection
 from learner.merging.outer_optimizer import norm_of_change
@@ -90,9 +90,9 @@ class MergeTaker:
         streams.begin(
             self._deals,
             self._terms(),
-            is_known=known_groups(state.trained_slots, buffer),
+            was_trained=lambda group_id: group_id in state.trained_slots,
             merged=state.progress.contributed,
-            payload_limit=payload_limit(self._settings, shapes),
+            payload_limit=change_limit_bytes(self._settings, shapes),
         )
 
     @property
@@ -150,7 +150,7 @@ class MergeTaker:
             del self._streams.inbox[name]
             why = self._deals.objection(name, one.group_ids)
             if why:
-                self._refuse(one, why, outcome="groups")
+                self._refuse(one, why, outcome="groups", takes_all=True)
                 continue
             groups = self._deals.hand_in(name, one.group_ids)
             self._streams.waiting[name] = one
@@ -160,7 +160,7 @@ class MergeTaker:
                 words = self._state.trainer.words_before
                 norm = await self._thread.do(partial(self._norm, one.payload, words)) if one.payload else 0.0
             except ValueError as error:
-                self._refuse(one, str(error), outcome="broken")
+                self._refuse(one, str(error), outcome="broken", takes_all=True)
                 continue
             self._metrics.change_norm.labels(name).set(norm)
             self._rounds.add(Added(name, one.base_version, norm))
@@ -180,12 +180,17 @@ class MergeTaker:
                 unfit[name] = "it is late, and word_changes are coded against the words of one version"
         return unfit
 
-    def _refuse(self, one: HandedIn, why: str, *, outcome: str) -> None:
-        """Tell a contributor why its contribution is not merged; deal its groups again."""
+    def _refuse(self, one: HandedIn, why: str, *, outcome: str, takes_all: bool = False) -> None:
+        """Tell a contributor why its contribution is not merged; deal its groups again.
+
+        Args:
+            takes_all: whether it loses all that it holds, too, because it does not say what is so.
+        """
         if one.contributor in self._rounds:
             self._rounds.remove(one.contributor)
-        self._buffer.put_back(self._deals.give_back(one.contributor, one.group_ids))
-        self._streams.refuse(one.contributor, one.number, why)
+        others = self._deals.held_by(one.contributor) - set(one.group_ids) if takes_all else set[str]()
+        self._buffer.put_back(self._deals.give_back(one.contributor, [*one.group_ids, *sorted(others)]))
+        self._streams.refuse(one.contributor, one.number, why, taken=sorted(others))
         self._metrics.contributions.labels(outcome).inc()
         about = {"contributor": one.contributor, "number": one.number, "detail": why}
         logger.warning("contribution refused", extra=about)

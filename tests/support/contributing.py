@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import blake3
-import grpc
 import torch
 
 from heterorl.v1 import merge_pb2, merge_pb2_grpc, rollout_pb2
@@ -22,6 +21,7 @@ from learner.step.trainer import Trainer
 from learner.step_log import TrainedGroup
 from learner.step_settings import StepSettings
 from node.identity.peer import Peer
+from node.rpc.call_ends import classified
 from node.rpc.channel import Purpose, dial
 from node.values.groups.rollout import RolloutGroup
 from node.values.run import Role
@@ -48,6 +48,7 @@ class HandContributor:
         self._config = LearnerConfig(model_dir=model_dir, learning_rate=1e-3, device="cpu")
         self._trainer = Trainer(self.policy, self._config)
         self._call: Any = None
+        self._responses: Any = None
         self._channel: Any = None
 
     async def connect(self, held_ids: Sequence[str] | None = None, *, credit: int = 8) -> None:
@@ -60,6 +61,7 @@ class HandContributor:
             now=0.0,
         )
         self._call = merge_pb2_grpc.MergeServiceStub(self._channel).Contribute()
+        self._responses = aiter(self._call)
         await self.say(
             merge_pb2.ContributeRequest(
                 hello=merge_pb2.ContributorHello(
@@ -85,9 +87,8 @@ class HandContributor:
     async def hear(self) -> merge_pb2.ContributeResponse:
         """Return the next message, taken note of."""
         async with asyncio.timeout(WITHIN_S):
-            response = await self._call.read()
-        if response is grpc.aio.EOF:
-            raise EOFError(await self._call.details())
+            with classified():
+                response = await anext(self._responses)
         self.heard.append(response)
         match response.WhichOneof("message"):
             case "terms":

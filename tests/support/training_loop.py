@@ -233,13 +233,13 @@ async def learner(
     log = StepLog(state / "steps.jsonl")
     log.catch_up(training_state.progress.step)
     evidence = Evidence(config, clock=clock, metrics=instruments.metrics)
-    contributors, servers = None, []
+    contributors, server = None, None
     if config.merge is not None:
         metrics = instruments.metrics.merging
         contributors = ContributorStreams(
             base.model.root, policy.layout.digest, wake=drain.wake, clock=clock, metrics=metrics
         )
-        servers = [contributors_server(contributors, listen=config.merge.listen)]
+        server = contributors_server(contributors, listen=config.merge.listen)
     loop = TrainingLoop(
         training_state,
         coordinator=told,
@@ -255,9 +255,10 @@ async def learner(
     )
     stopping = asyncio.Event()
     tasks = [
-        asyncio.create_task(service.run(ready=lambda: None, stopping=stopping))
-        for service in (drain, loop, *servers)
+        asyncio.create_task(service.run(ready=lambda: None, stopping=stopping)) for service in (drain, loop)
     ]
+    if server is not None:
+        tasks.append(asyncio.create_task(server.run(ready=lambda: None, stopping=stopping)))
     try:
         yield RunningLearner(
             loop,
@@ -276,7 +277,7 @@ async def learner(
             hub,
             state,
             base,
-            servers[0] if servers else None,
+            server,
         )
     finally:
         stopping.set()

@@ -1,5 +1,7 @@
 """Who has which group, whatever contributors do: no group with two, none lost, none twice in a merge."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -21,7 +23,7 @@ def nobodys(_: str) -> bool:
 
 
 class Contributors(RuleBasedStateMachine):
-    """The learner's account, with contributors that come, go, start again, lie and send twice."""
+    """The learner's account over its restarts, with contributors that come, go, start again, lie and send twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,13 +59,26 @@ class Contributors(RuleBasedStateMachine):
             name,
             self.streams[name],
             said,
-            is_known=lambda one: one in self.pool or one in self.merged,
+            was_trained=lambda one: one in self.merged,
             now=self.now,
         )
         assert not set(taken) & set(self.handed_in.get(name, ()))
         self.holds[name] = [one for one in self.holds[name] if one not in taken]
         self.take_back(back)
         self.deals.credit(name, CAPACITY)
+        for group_id in [one for one in self.pool if self.deals.is_claimed(one)]:
+            assert self.deals.found(self.pool.pop(group_id))
+
+    @rule()
+    def restart_the_learner(self) -> None:
+        """What was handed in is sent again; the coordinator delivers all that was not merged."""
+        self.deals = Deals(replace(RULES, restart_wait_s=10.0), now=self.now)
+        self.streams.clear()
+        for name, ids in self.handed_in.items():
+            self.holds[name] = [*ids, *self.holds[name]]
+        self.handed_in.clear()
+        known = [f"{number}.1" for number in range(1, self.made + 1)]
+        self.pool = {one: make_group(one) for one in known if one not in self.merged}
 
     @rule(name=NAMES)
     def disconnect(self, name: str) -> None:
@@ -128,7 +143,7 @@ TestContributors = Contributors.TestCase
 
 def connected(deals: Deals, *names: str) -> None:
     for name in names:
-        deals.connect(name, name, [], is_known=nobodys, now=0.0)
+        deals.connect(name, name, [], was_trained=nobodys, now=0.0)
         deals.credit(name, 1000)
 
 
@@ -170,16 +185,16 @@ def test_after_a_restart_groups_are_found_with_those_that_say_they_hold_them(say
     rules = DealRules(BATCH, STEPS, CAPACITY, member_timeout_s=TIMEOUT_S, restart_wait_s=10.0)
     deals = Deals(rules, now=0.0)
     said = ["1.1", "2.1"] if says else []
-    deals.connect("a", "s", said, is_known=nobodys, now=1.0)
+    deals.connect("a", "s", said, was_trained=nobodys, now=1.0)
     deals.credit("a", 8)
-    taken, _ = deals.connect("b", "t", ["1.1", "9.1"], is_known=nobodys, now=2.0)
+    taken, _ = deals.connect("b", "t", ["1.1", "9.1"], was_trained=nobodys, now=2.0)
     assert taken == (("1.1",) if says else ())
     assert deals.taker(now=9.0) is None
     assert deals.next_event_s(now=9.0) == 10.0
     assert deals.found(make_group("2.1")) is says
     assert deals.awaits("a", ["1.1", "2.1"]) is says
     assert deals.taker(now=10.0) == "a"
-    late, _ = deals.connect("c", "u", ["5.1"], is_known=nobodys, now=11.0)
+    late, _ = deals.connect("c", "u", ["5.1"], was_trained=nobodys, now=11.0)
     assert late == ("5.1",)
     deals.expire(now=10.0 + TIMEOUT_S)
     assert not deals.awaits("a", ["1.1"])
