@@ -8,7 +8,7 @@ Blocking: call its methods from one thread. Nothing else writes the parameters; 
 through ``master_access``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,9 +20,11 @@ from learner.journal.checkpoint_index import CHECKPOINTS
 from learner.journal.checkpoint_rules import CheckpointRules, Due
 from learner.journal.entry_rows import Origin
 from learner.journal.history import History
-from learner.journal.progress import BestVersion, Entry, NewsEntry, Progress, StepEntry
+from learner.journal.progress import BestVersion, Contributed, Entry, NewsEntry, Progress, StepEntry
 from learner.journal.step_journal import StepJournal, read_journal
 from learner.masters.master_access import MasterAccess
+from learner.merging.handed_in import HandedIn, all_steps, merged_numbers
+from learner.merging.outer_optimizer import MergeInputs
 from learner.model.model import Policy, ScoringModel
 from learner.operator_orders import RollbackOrder
 from learner.step.step_inputs import next_step, switch_before, token_ages
@@ -30,6 +32,7 @@ from learner.step.step_loss import StepLoss
 from learner.step.train_step import StepOutcome
 from learner.step.trainer import Trainer
 from learner.step_log import RollbackLine, StepLine, TrainedGroup
+from learner.step_numbers import BatchFigures, StepNumbers
 from learner.step_settings import StepSettings
 from learner.training.random_state import RandomState
 from learner.training.replay import replay, settings_of
@@ -97,7 +100,13 @@ class TrainingState:
         self._masters_wait_s = 0.0
         self.master_access = MasterAccess(monotonic=clock.monotonic)
         """Closed to readers from the optimizer's step until ``hold`` names the version."""
-        self.trainer = Trainer(policy, config, reference, before_writing=self._before_writing)
+        self.trainer = Trainer(
+            policy,
+            config,
+            reference,
+            before_writing=self._before_writing,
+            merges=config.merge is not None,
+        )
         """Told what to do from here alone."""
         checkpoints = CheckpointStore(
             directory / CHECKPOINTS, origin=origin, keep_every_versions=config.keep_every_versions
@@ -184,21 +193,52 @@ class TrainingState:
         self._is_saved = not outcome.is_applied
         step_s = self._clock.monotonic() - started_s
         line = self._line(batch, outcome, step_s=step_s, groups_wait_s=groups_wait_s)
-        observed = tuple(
-            Observed(one.sampler_id, kl_nats, token_ages(one, version=self.version))
-            for one, kl_nats in zip(batch, outcome.kl_nats_of_groups, strict=True)
-        )
+        observed = self._observed(batch, outcome.kl_nats_of_groups)
         if not outcome.is_applied:
             return StepTaken(line, NewsEntry(line.reward_mean, best=None), b"", (), observed)
-        entry = StepEntry(
-            line=line,
-            acknowledged_version=min((one.version for one in unacknowledged), default=line.version) - 1,
-            best=None,
-            entropy_switch=switch_before(self.progress, settings).observe(outcome.numbers.surprisal_nats),
-            settings=self._recorded_settings,
-            cuda_state_bytes=len(random_state.cuda),
-        )
+        entry = self._entry(line, outcome.numbers, unacknowledged=unacknowledged)
+        entry = replace(entry, cuda_state_bytes=len(random_state.cuda))
         return StepTaken(line, entry, random_state.to_bytes(), tuple(map(source_of, batch)), observed)
+
+    def take_merge(
+        self,
+        handed_in: Sequence[HandedIn],
+        groups: Mapping[str, RolloutGroup],
+        *,
+        unacknowledged: Sequence[StepRecord],
+        groups_wait_s: float,
+    ) -> StepTaken:
+        """Merge contributions into the next version. ``save`` must follow, as often as it takes.
+
+        Args:
+            handed_in: with changes; sorted by contributor.
+            groups: those of their steps, by id.
+            unacknowledged: as for ``take_step``, and so is ``groups_wait_s``.
+        Raises:
+            TrainingError: the parameters are not finite; the journal does not have it.
+            ValueError: a payload is broken; nothing has changed.
+        """
+        started_s, self._masters_wait_s = self._clock.monotonic(), 0.0
+        assert self.config.merge is not None
+        steps = list(all_steps(handed_in))
+        batch = [groups[group.group_id] for step in steps for group in step.groups]
+        numbers = merged_numbers(steps, BatchFigures.of(batch, version=self.version))
+        self.trainer.merge(MergeInputs(handed_in, self.config.merge.of_merge))
+        if not self.trainer.is_finite():
+            raise TrainingError(
+                f"merge {self.version + 1} made parameters that are not finite; version {self.version} "
+                "stays. Lower learner.merge.outer_rate, then start again"
+            )
+        self._is_saved = False
+        kl_nats = tuple(kl for step in steps for kl in step.kl_nats_of_groups)
+        outcome = StepOutcome(is_finite=True, loss=0.0, kl_nats_of_groups=kl_nats, numbers=numbers)
+        step_s = self._clock.monotonic() - started_s
+        line = self._line(batch, outcome, step_s=step_s, groups_wait_s=groups_wait_s)
+        rows = tuple(one.journalled() for one in handed_in)
+        contributed = tuple(Contributed(one.contributor, one.number, one.digest.hex()) for one in handed_in)
+        entry = self._entry(line, numbers, unacknowledged=unacknowledged)
+        entry = replace(entry, contributed=contributed)
+        return StepTaken(line, entry, b"", rows, self._observed(batch, kl_nats))
 
     def save(self, taken: StepTaken, evaluated: EvaluationNotice) -> float:
         """Make a step durable, with the version that is the best by now; return the seconds that took.
@@ -290,6 +330,24 @@ class TrainingState:
 
     def _before_writing(self) -> None:
         self._masters_wait_s += self.master_access.begin_writing()
+
+    def _observed(self, batch: Sequence[RolloutGroup], kl_nats: Sequence[float]) -> tuple[Observed, ...]:
+        return tuple(
+            Observed(one.sampler_id, nats, token_ages(one, version=self.version))
+            for one, nats in zip(batch, kl_nats, strict=True)
+        )
+
+    def _entry(
+        self, line: StepLine, numbers: StepNumbers, *, unacknowledged: Sequence[StepRecord]
+    ) -> StepEntry:
+        switch = switch_before(self.progress, StepSettings.of(self.config))
+        return StepEntry(
+            line=line,
+            acknowledged_version=min((one.version for one in unacknowledged), default=line.version) - 1,
+            best=None,
+            entropy_switch=switch.observe(numbers.surprisal_nats),
+            settings=self._recorded_settings,
+        )
 
     def _line(
         self, batch: Sequence[RolloutGroup], outcome: StepOutcome, *, step_s: float, groups_wait_s: float

@@ -57,7 +57,7 @@ class MergeServiceServicer(object):
         * `FAILED_PRECONDITION` (layout_mismatch): the contributor has another model. Final.
         * `FAILED_PRECONDITION` (base_mismatch): its version 0 is not the run's. Final.
         * `ALREADY_EXISTS` (duplicate): another process contributes under this name; the newer stream stays.
-        * `RESOURCE_EXHAUSTED` (busy): there are as many contributors as there may be. Ask again after a pause.
+        * `UNAVAILABLE` (busy): the learner is starting, or there are as many contributors as there may be. Ask again after a pause.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

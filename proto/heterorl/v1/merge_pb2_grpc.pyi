@@ -44,7 +44,7 @@ class MergeServiceStub:
     * `FAILED_PRECONDITION` (layout_mismatch): the contributor has another model. Final.
     * `FAILED_PRECONDITION` (base_mismatch): its version 0 is not the run's. Final.
     * `ALREADY_EXISTS` (duplicate): another process contributes under this name; the newer stream stays.
-    * `RESOURCE_EXHAUSTED` (busy): there are as many contributors as there may be. Ask again after a pause.
+    * `UNAVAILABLE` (busy): the learner is starting, or there are as many contributors as there may be. Ask again after a pause.
     """
 
 @_typing.type_check_only
@@ -63,7 +63,7 @@ class MergeServiceAsyncStub(MergeServiceStub):
     * `FAILED_PRECONDITION` (layout_mismatch): the contributor has another model. Final.
     * `FAILED_PRECONDITION` (base_mismatch): its version 0 is not the run's. Final.
     * `ALREADY_EXISTS` (duplicate): another process contributes under this name; the newer stream stays.
-    * `RESOURCE_EXHAUSTED` (busy): there are as many contributors as there may be. Ask again after a pause.
+    * `UNAVAILABLE` (busy): the learner is starting, or there are as many contributors as there may be. Ask again after a pause.
     """
 
 class MergeServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -85,7 +85,7 @@ class MergeServiceServicer(metaclass=_abc_1.ABCMeta):
         * `FAILED_PRECONDITION` (layout_mismatch): the contributor has another model. Final.
         * `FAILED_PRECONDITION` (base_mismatch): its version 0 is not the run's. Final.
         * `ALREADY_EXISTS` (duplicate): another process contributes under this name; the newer stream stays.
-        * `RESOURCE_EXHAUSTED` (busy): there are as many contributors as there may be. Ask again after a pause.
+        * `UNAVAILABLE` (busy): the learner is starting, or there are as many contributors as there may be. Ask again after a pause.
         """
 
 def add_MergeServiceServicer_to_server(servicer: MergeServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
