@@ -20,7 +20,7 @@ from learner.contributor.contributor_state import (
     HandIn,
     Leave,
     Train,
-    Wait,
+    WaitFor,
 )
 from learner.contributor.held_words import HeldWords
 from learner.contributor.local_trainer import LocalTrainer
@@ -75,7 +75,7 @@ class Contributor:
         self._node_metrics = node_metrics
         self._changed = asyncio.Event()
         self._terms: Terms | None = None
-        """Those that the trainer goes by."""
+        """The terms that the trainer goes by."""
         self._handed_in_at_s = 0.0
         self._stops_at_s: float | None = None
         self._stream = ContributeStream(
@@ -144,7 +144,7 @@ class Contributor:
                     await self._hand_in(number)
                 case Adopt() as move:
                     await self._adopt(move)
-                case Wait(what):
+                case WaitFor(what):
                     limit_s = self._rest_s(stopping)
                     if limit_s == 0:
                         return

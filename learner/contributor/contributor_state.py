@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from learner.contributor.terms import Terms
-from node.clients.contributions.contribute_stream import Owed
+from node.clients.contributions.contribute_stream import OwedToLearner
 from node.values.contribution import Contribution, ContributionAnswer, MergeTerms
 from node.values.groups.rollout import EncodedGroup
 
@@ -52,7 +52,7 @@ class Adopt:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitFor:
     """Nothing is to be done before something changes."""
 
     what: str
@@ -63,7 +63,7 @@ class Leave:
     """The contributor is to stop, and nothing is left that it could hand in."""
 
 
-Move = Train | HandIn | Adopt | Wait | Leave
+Move = Train | HandIn | Adopt | WaitFor | Leave
 
 
 class ContributorState:
@@ -113,15 +113,15 @@ class ContributorState:
         self._credit_outstanding = 0
         self._is_owed = self._travelling is not None
 
-    def take_owed(self) -> Owed:
+    def take_owed(self) -> OwedToLearner:
         """Return what to send now, and count it as sent; nothing before there are terms."""
         if self.terms is None:
-            return Owed(0, None)
+            return OwedToLearner(0, None)
         credit = max(0, self._room(self.terms) - len(self._held) - self._credit_outstanding)
         contribution = self._travelling if self._is_owed else None
         self._credit_outstanding += credit
         self._is_owed = False
-        return Owed(credit, contribution)
+        return OwedToLearner(credit, contribution)
 
     def starts_from(self, version: int) -> None:
         """Take no step before this version is here: the run's newest, as told at the first join."""
@@ -186,23 +186,23 @@ class ContributorState:
         if is_stopping:
             return self._last_move()
         if terms is None:
-            return Wait(LEARNER)
+            return WaitFor(LEARNER)
         if (version := self._adoptable(terms)) is not None:
             return Adopt(version, is_refused=self._is_refused)
         if self._first_version > self.version and self.is_idle:
-            return Wait(MERGED)
+            return WaitFor(MERGED)
         is_round_full = self._batches >= terms.merge.local_steps
         if is_round_full and self.is_idle:
             return HandIn(self._contributions + 1)
         if not self.is_idle and (is_round_full or terms.merge.overlap == "wait"):
-            return Wait(MERGED)
+            return WaitFor(MERGED)
         if len(self._held) < terms.batch_groups:
-            return Wait(GROUPS)
+            return WaitFor(GROUPS)
         return Train(tuple(self._held.values())[: terms.batch_groups])
 
     def _last_move(self) -> Move:
         if self._travelling is not None:
-            return Wait(MERGED)
+            return WaitFor(MERGED)
         if self._batches and self._answer is None:
             return HandIn(self._contributions + 1)
         return Leave()

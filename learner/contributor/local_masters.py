@@ -30,7 +30,7 @@ class LocalMasters:
         self._layout = policy.layout
         self._flat = {name: tensor.detach().view(-1) for name, tensor in policy.tensors.items()}
         self.trainable: dict[str, Tensor] = dict(policy.parameters)
-        """Those that steps move, by name; the others follow the versions."""
+        """Tensors that steps move, by name; the others follow the versions."""
         self._anchor = {name: tensor.detach().clone() for name, tensor in self.trainable.items()}
         self._sent: dict[str, Tensor] = {}
 

@@ -30,16 +30,16 @@ from node.values.groups.rollout import EncodedGroup
 from node.wire.rollouts import group_from_wire
 
 DIGEST_BYTES: Final = 16
-"""Of a payload, as in merge.proto."""
+"""Size of a payload's digest, as in merge.proto."""
 
 
 SCHEDULE_ENDED: Final = "nothing: its steps change nothing, the learning rate is 0"
-"""What a contributor says that it waits for once the schedule of the learning rate has ended."""
+"""The wait that a contributor names once the schedule of the learning rate has ended."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Method:
-    """What the learner's terms make of a policy."""
+    """A policy's trainer by the learner's terms."""
 
     terms: Terms
     trainer: Trainer
@@ -53,7 +53,7 @@ class _Method:
 
 @dataclass(slots=True)
 class _Batches:
-    """What was made of the batches since the last contribution."""
+    """Outcomes of the batches since the last contribution."""
 
     steps: list[LocalStep] = field(default_factory=list)
     uninformative: list[TrainedGroup] = field(default_factory=list)
@@ -78,7 +78,7 @@ class LocalTrainer:
         self._batches = _Batches()
         self._method: _Method | None = None
         self.notice = ""
-        """What people must know of the newest step; empty: nothing."""
+        """For people, of the newest step; empty: nothing."""
 
     def take(self, terms: Terms) -> None:
         """Go by other terms from now on.

@@ -15,7 +15,7 @@ class MergeTerms:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What steps on some groups made of the masters."""
+    """A change of the masters by steps on some groups."""
 
     number: int
     """Of the contributions of a process, from 1."""

@@ -16,7 +16,7 @@ from learner.contributor.contributor_state import (
     HandIn,
     Leave,
     Train,
-    Wait,
+    WaitFor,
 )
 from node.values.contribution import Contribution, ContributionAnswer, MergeTerms
 from node.values.groups.rollout import EncodedGroup
@@ -67,7 +67,7 @@ def with_terms(**merge: object) -> ContributorState:
 
 def test_without_terms_nothing_is_asked_for_and_nothing_done() -> None:
     state = ContributorState()
-    assert state.next_move() == Wait(LEARNER)
+    assert state.next_move() == WaitFor(LEARNER)
     assert state.take_owed().credit_groups == 0
 
 
@@ -77,9 +77,9 @@ def test_a_round_in_turn_trains_hands_in_waits_and_adopts() -> None:
     assert trained(state) == ("a", "b")
     assert trained(state) == ("c", "d")
     assert handed_in(state).number == 1
-    assert state.next_move() == Wait(MERGED), "the next batch is here, and is not trained on meanwhile"
+    assert state.next_move() == WaitFor(MERGED), "the next batch is here, and is not trained on meanwhile"
     assert state.answered(ContributionAnswer(1, 1))
-    assert state.next_move() == Wait(MERGED), "the words of version 1 are not here"
+    assert state.next_move() == WaitFor(MERGED), "the words of version 1 are not here"
     state.available(1)
     assert state.next_move() == Adopt(1)
     state.adopted(1)
@@ -92,9 +92,9 @@ def test_with_overlap_it_trains_on_but_hands_in_nothing_before_the_version_is_ad
     trained(state)
     handed_in(state)
     assert trained(state) == ("c", "d")
-    assert state.next_move() == Wait(MERGED)
+    assert state.next_move() == WaitFor(MERGED)
     state.answered(ContributionAnswer(1, 1))
-    assert state.next_move() == Wait(MERGED)
+    assert state.next_move() == WaitFor(MERGED)
     state.available(1)
     assert state.next_move() == Adopt(1)
     state.adopted(1)
@@ -110,7 +110,7 @@ def test_a_refused_contribution_is_forgotten_from_the_version_that_is_here() -> 
     assert state.next_move() == Adopt(0, is_refused=True)
     state.adopted(0)
     assert state.held_group_ids == ()
-    assert state.next_move() == Wait(GROUPS)
+    assert state.next_move() == WaitFor(GROUPS)
 
 
 def test_a_contribution_without_a_change_needs_no_new_version() -> None:
@@ -119,14 +119,14 @@ def test_a_contribution_without_a_change_needs_no_new_version() -> None:
     trained(state)
     handed_in(state)
     state.answered(ContributionAnswer(1, 0))
-    assert state.next_move() == Wait(GROUPS)
+    assert state.next_move() == WaitFor(GROUPS)
 
 
 def test_a_late_joiner_takes_no_step_before_the_runs_version_is_here() -> None:
     state = with_terms()
     state.starts_from(7)
     dealt(state, "a", "b")
-    assert state.next_move() == Wait(MERGED)
+    assert state.next_move() == WaitFor(MERGED)
     state.available(7)
     assert state.next_move() == Adopt(7)
     state.adopted(7)
@@ -149,7 +149,7 @@ def test_a_stop_hands_in_what_is_trained_and_waits_for_its_answer_alone() -> Non
     trained(state)
     assert state.next_move(is_stopping=True) == HandIn(1)
     state.handed_in(contribution(1, 0))
-    assert state.next_move(is_stopping=True) == Wait(MERGED)
+    assert state.next_move(is_stopping=True) == WaitFor(MERGED)
     state.answered(ContributionAnswer(1, 1))
     assert state.next_move(is_stopping=True) == Leave()
     assert state.travelling_group_ids == ()
@@ -159,7 +159,7 @@ def test_what_was_taken_back_is_not_trained_on_and_leaves_room() -> None:
     state = with_terms()
     dealt(state, "a", "b")
     state.taken(["a"])
-    assert state.next_move() == Wait(GROUPS)
+    assert state.next_move() == WaitFor(GROUPS)
     assert state.take_owed().credit_groups == 1
 
 
@@ -169,7 +169,7 @@ def test_answers_to_earlier_contributions_change_nothing() -> None:
     trained(state)
     handed_in(state)
     assert not state.answered(ContributionAnswer(9, 4))
-    assert state.next_move() == Wait(MERGED)
+    assert state.next_move() == WaitFor(MERGED)
 
 
 @dataclass

@@ -26,7 +26,7 @@ from node.wire.rollouts import encoded_from_wire
 logger = logging.getLogger(__name__)
 
 PART_BYTES: Final = 1 << 20
-"""Of a payload in one message, as merge.proto allows."""
+"""Largest part of a payload in one message, as merge.proto allows."""
 
 GOODBYE_LIMIT_S: Final = 2.0
 """Longest wait for the learner to note what is given back; else it does once it has missed the stream."""
@@ -35,15 +35,15 @@ _Call = grpc.aio.StreamStreamCall[merge_pb2.ContributeRequest, merge_pb2.Contrib
 
 
 @dataclass(frozen=True, slots=True)
-class Owed:
-    """What to send now."""
+class OwedToLearner:
+    """Messages to send now."""
 
     credit_groups: int
     contribution: Contribution | None
 
 
 class Account(Protocol):
-    """What contributor and learner owe each other; asked and told on the event loop's thread."""
+    """An account between contributor and learner; asked and told on the event loop's thread."""
 
     version: int
     """The version that the next contribution is measured from."""
@@ -59,7 +59,7 @@ class Account(Protocol):
     def connected(self) -> None:
         """Begin a new stream: credits are void, and a contribution under way is owed again."""
 
-    def take_owed(self) -> Owed:
+    def take_owed(self) -> OwedToLearner:
         """Return what to send now, and count it as sent."""
 
     def told(self, terms: MergeTerms) -> None:
