@@ -228,6 +228,7 @@ def _publisher(
         before_keyframe=kept.secure,
         run_settings=membership.settings,
         oldest_usable_version=lambda: state.progress.oldest_usable_version,
+        leaves_out_unchanged=config.merge is None,
         instruments=instruments,
     )
 
