@@ -14,6 +14,7 @@ from learner import learner_role
 from learner.config import LearnerConfig
 from learner.contributor import contributor_role
 from learner.contributor.config import ContributorConfig
+from learner.merging.merge_config import MergeConfig
 from node.commands.status.status_command import fetch_status
 from node.exit_code import ExitCode
 from node.identity.own_identity import OwnIdentity
@@ -65,7 +66,7 @@ async def test_two_contributors_train_what_the_learner_merges_and_publishes(
         threads=1,
         device="cpu",
         max_versions=VERSIONS,
-        merge=merge | ({"local_steps": 2} if method != "in_step" else {}),
+        merge=MergeConfig.model_validate(merge | ({"local_steps": 2} if method != "in_step" else {})),
     )
     names = ("contributor-1", "contributor-2")
     async with coordinator(made) as hub, sampling(made, hub, model_dir):
