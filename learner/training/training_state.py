@@ -20,9 +20,10 @@ from learner.journal.checkpoint_index import CHECKPOINTS
 from learner.journal.checkpoint_rules import CheckpointRules, Due
 from learner.journal.entry_rows import Origin
 from learner.journal.history import History
-from learner.journal.progress import BestVersion, Contributed, Entry, NewsEntry, Progress, StepEntry
+from learner.journal.progress import BestVersion, Entry, NewsEntry, Progress, StepEntry
 from learner.journal.step_journal import StepJournal, read_journal
 from learner.masters.master_access import MasterAccess
+from learner.merging.contribution import Contributed
 from learner.merging.handed_in import HandedIn, all_steps, merged_numbers
 from learner.merging.outer_optimizer import MergeInputs
 from learner.model.model import Policy, ScoringModel
@@ -98,6 +99,8 @@ class TrainingState:
         self._clock = clock
         self._published = published
         self._masters_wait_s = 0.0
+        self.merged_norm = 0.0
+        """Norm of the mean change of the newest merge."""
         self.master_access = MasterAccess(monotonic=clock.monotonic)
         """Closed to readers from the optimizer's step until ``hold`` names the version."""
         self.trainer = Trainer(
@@ -223,7 +226,7 @@ class TrainingState:
         steps = list(all_steps(handed_in))
         batch = [groups[group.group_id] for step in steps for group in step.groups]
         numbers = merged_numbers(steps, BatchFigures.of(batch, version=self.version))
-        self.trainer.merge(MergeInputs(handed_in, self.config.merge.of_merge))
+        self.merged_norm = self.trainer.merge(MergeInputs(handed_in, self.config.merge.of_merge))
         if not self.trainer.is_finite():
             raise TrainingError(
                 f"merge {self.version + 1} made parameters that are not finite; version {self.version} "
