@@ -12,7 +12,7 @@ from typing import Self
 
 import blake3
 
-from learner.merging.contribution import ContributionReport, LocalStep
+from learner.merging.contribution import Contributed, ContributionReport, LocalStep
 from learner.step_numbers import BatchFigures, StepNumbers
 from node.values.groups.rollout import EncodedGroup, RolloutGroup
 from node.values.merging import ContributionHead
@@ -40,6 +40,11 @@ class HandedIn:
     def group_ids(self) -> tuple[str, ...]:
         """All groups that it consumed."""
         return tuple(group.group_id for group in self.report.groups)
+
+    @property
+    def contributed(self) -> Contributed:
+        """Its part of the progress, once it is merged."""
+        return Contributed(self.contributor, self.number, self.digest.hex())
 
     def journalled(self) -> EncodedGroup:
         """Return it as a row of the journal."""

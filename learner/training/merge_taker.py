@@ -10,12 +10,12 @@ A group is told of once the version that its contribution made is in the journal
 import json
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 
 from learner.intake.batch_buffer import BatchBuffer
 from learner.merging.changes.coder import change_limit_bytes
 from learner.merging.changes.word_changes import WordsBefore
-from learner.merging.contribution import Contributed
 from learner.merging.contributor_streams import ContributorStreams
 from learner.merging.deals import DealRules, Deals
 from learner.merging.formulas.stability import GrowthAlarm
@@ -238,7 +238,7 @@ class MergeTaker:
         self._records.refuse(these(tuple(g.group_id for g in one.report.not_finite) for one in handed_in))
         for one in handed_in:
             self._deals.consumed(one.contributor, one.group_ids)
-            merged = Contributed(one.contributor, one.number, one.digest.hex(), self._state.version)
+            merged = replace(one.contributed, version=self._state.version)
             self._streams.answer(one.contributor, merged)
             self._metrics.contributions.labels("merged" if one.report.steps else "empty").inc()
         self._rounds.merged([one.contributor for one in handed_in], now=self._clock.monotonic())
