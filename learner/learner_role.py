@@ -21,12 +21,10 @@ from typing import TYPE_CHECKING, Final
 
 from grpc.aio import Channel
 
-from heterorl.v1 import merge_pb2_grpc
 from learner.config import LearnerConfig
 from learner.intake.batch_buffer import BatchBuffer
 from learner.joined_coordinator import join
 from learner.merging.contributor_streams import ContributorStreams
-from learner.merging.merge_servicer import MergeServicer
 from learner.metrics import Instruments
 from learner.publishing.earlier_versions import EarlierVersions
 from learner.publishing.further_artifacts import FurtherArtifacts
@@ -53,6 +51,7 @@ from node.rpc.calls.server import RpcServer, ServerLimits
 from node.rpc.channel import Purpose, dial
 from node.rpc.hub import Hub
 from node.serving.hub_setup import make_server
+from node.serving.merge_servicer import MergeServicer, add_to_server
 from node.system.backoff import Backoff
 from node.values.groups.rollout import RolloutGroup
 from node.values.limits import CHUNK_BYTES
@@ -192,7 +191,7 @@ def _server(
         "contributors",
         listen=config.merge.listen,
         revocations=RevocationList(lambda: revoked.node_ids),
-        servicers=(partial(merge_pb2_grpc.add_MergeServiceServicer_to_server, servicer),),
+        servicers=(partial(add_to_server, servicer),),
         limits=ServerLimits(rpc=RpcLimits(submission_bytes=CHUNK_BYTES)),
     )
 

@@ -13,7 +13,7 @@ from node.values.contribution import MergeTerms
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a learner asks of its contributors."""
+    """Terms on which contributors train."""
 
     step: StepSettings
     merge: MergeSettings

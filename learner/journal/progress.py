@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Final
 
 from learner.intake.trained_slots import TrainedSlots
+from learner.merging.contribution import Contributed
 from learner.objective.entropy_switch import EntropySwitch
 from learner.step_log import RollbackLine, StepLine
 from node.values.evaluation import EvaluationNotice
@@ -60,18 +61,6 @@ class SettingChange:
     is_now: str
     at_s: float
     """Unix seconds on the learner's clock, when that version was made."""
-
-
-@dataclass(frozen=True, slots=True)
-class Contributed:
-    """A contribution that was merged: sent again, it is answered as it was."""
-
-    contributor: str
-    number: int
-    digest: str
-    """Hex, of report and payload."""
-    version: int = 0
-    """The version into which it was merged; 0 in the entry of that version."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,4 +55,16 @@ class ContributionReport:
         return _REPORT.validate_python(json.loads(text))  # json's own reader: numbers may be NaN
 
 
+@dataclass(frozen=True, slots=True)
+class Contributed:
+    """A contribution that was merged: sent again, it is answered as it was."""
+
+    contributor: str
+    number: int
+    digest: str
+    """Hex, of report and payload."""
+    version: int = 0
+    """The version into which it was merged; 0 in the entry of that version."""
+
+
 _REPORT: Final = TypeAdapter(ContributionReport)

@@ -12,14 +12,16 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from heterorl.v1 import merge_pb2
-from learner.journal.progress import Contributed
+from learner.merging.contribution import Contributed
 from learner.merging.deals import Deals
 from learner.merging.handed_in import HandedIn, digest_of
 from learner.merging.merge_metrics import MergeMetrics
 from node.errors import Reason, RefusedError
+from node.serving.merge_servicer import Heard, Stream, Told
 from node.system.clock import Clock
+from node.values.contribution import ContributionAnswer, MergeTerms
 from node.values.groups.rollout import RolloutGroup
+from node.values.merging import ContributionHead, ContributorHello, GroupsTaken, MergedVersion
 
 REPORT_BYTES: Final = 4 << 20
 """Longest report: some 20 000 groups."""
@@ -32,7 +34,7 @@ class ContributorStream:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._outbox: deque[merge_pb2.ContributeResponse] = deque()
+        self._unsent: deque[Told] = deque()
         self._changed = asyncio.Event()
         self._ended: RefusedError | None = None
         self._is_ended = False
@@ -41,9 +43,9 @@ class ContributorStream:
     def is_ended(self) -> bool:
         return self._is_ended
 
-    def tell(self, response: merge_pb2.ContributeResponse) -> None:
+    def tell(self, response: Told) -> None:
         """Send a message after those before; groups are bounded by credits, all else by contributions."""
-        self._outbox.append(response)
+        self._unsent.append(response)
         self._changed.set()
 
     def end(self, refusal: RefusedError | None = None) -> None:
@@ -51,11 +53,11 @@ class ContributorStream:
         self._ended, self._is_ended = self._ended or refusal, True
         self._changed.set()
 
-    async def responses(self) -> AsyncGenerator[merge_pb2.ContributeResponse, None]:
+    async def responses(self) -> AsyncGenerator[Told, None]:
         """Yield what is to be sent, until the end. Raises RefusedError: it ended with one."""
         while True:
-            while self._outbox and not self._is_ended:
-                yield self._outbox.popleft()
+            while self._unsent and not self._is_ended:
+                yield self._unsent.popleft()
             if self._is_ended:
                 if self._ended is not None:
                     raise self._ended
@@ -68,7 +70,7 @@ class ContributorStream:
 class _Incoming:
     """A contribution of which parts are on their way."""
 
-    header: merge_pb2.ContributionHeader
+    header: ContributionHead
     is_kept: bool
     """Whether it is new: one that is known is read and dropped."""
     payload: bytearray = field(default_factory=bytearray)
@@ -97,7 +99,7 @@ class ContributorStreams:
         self._incoming: dict[str, _Incoming] = {}
         self._deals: Deals | None = None
         self._was_trained: Callable[[str], bool] = lambda _: False
-        self._terms = merge_pb2.MergeTerms()
+        self._terms = MergeTerms(b"", b"", 0)
         self._merged: dict[str, Contributed] = {}
         self._payload_limit = 0
         self.inbox: dict[str, HandedIn] = {}
@@ -110,7 +112,7 @@ class ContributorStreams:
     def begin(
         self,
         deals: Deals,
-        terms: merge_pb2.MergeTerms,
+        terms: MergeTerms,
         *,
         was_trained: Callable[[str], bool],
         merged: Iterable[Contributed],
@@ -127,13 +129,13 @@ class ContributorStreams:
         self._payload_limit = payload_limit
         self._merged = {one.contributor: one for one in merged}
 
-    def change_terms(self, terms: merge_pb2.MergeTerms) -> None:
+    def change_terms(self, terms: MergeTerms) -> None:
         """Tell everybody by what is trained from now on, if that is something else."""
         if terms != self._terms:
             self._terms = terms
-            self._tell_all(merge_pb2.ContributeResponse(terms=terms))
+            self._tell_all(terms)
 
-    def open(self, name: str, hello: merge_pb2.ContributorHello) -> ContributorStream:
+    def open(self, name: str, hello: ContributorHello) -> ContributorStream:
         """Begin a contributor's newest stream; an older one ends. Raises RefusedError: why it may not."""
         if self._deals is None:
             raise RefusedError(Reason.BUSY, "the learner is starting", fix="connect again later")
@@ -166,39 +168,36 @@ class ContributorStreams:
         self._drop_incoming(name)
         self._streams[name] = stream
         self.returned += returned
-        stream.tell(merge_pb2.ContributeResponse(terms=self._terms))
+        stream.tell(self._terms)
         if taken:
-            stream.tell(merge_pb2.ContributeResponse(taken=merge_pb2.GroupsTaken(group_ids=taken)))
+            stream.tell(GroupsTaken(tuple(taken)))
         self._changed()
         return stream
 
-    def close(self, stream: ContributorStream) -> None:
+    def close(self, name: str, stream: Stream) -> None:
         """Note that a stream has ended."""
         stream.end()
-        if self._streams.get(stream.name) is stream:
-            del self._streams[stream.name]
-            self._drop_incoming(stream.name)
+        if self._streams.get(name) is stream:
+            del self._streams[name]
+            self._drop_incoming(name)
         if self._deals is not None:
-            self._deals.disconnect(stream.name, stream, now=self._clock.monotonic())
+            self._deals.disconnect(name, stream, now=self._clock.monotonic())
         self._changed()
 
-    def hear(self, stream: ContributorStream, request: merge_pb2.ContributeRequest) -> None:
+    def hear(self, name: str, heard: Heard) -> None:
         """Take a message in. Raises RefusedError: MALFORMED or OVER_LIMIT; the stream is to end."""
         assert self._deals is not None
-        match request.WhichOneof("message"):
-            case "credit" if request.credit.groups > 0:
-                self._deals.credit(stream.name, request.credit.groups)
+        match heard:
+            case int():
+                if heard > 0:
+                    self._deals.credit(name, heard)
                 self._wake()
-            case "contribution":
-                self._begin_contribution(stream, request.contribution)
-            case "payload":
-                self._add_part(stream, request.payload)
-            case kind:
-                raise RefusedError(
-                    Reason.MALFORMED, f"a contributor's stream takes no {kind or 'empty message'} here"
-                )
+            case ContributionHead():
+                self._begin_contribution(name, heard)
+            case bytes():
+                self._add_part(name, heard)
 
-    def deal(self, name: str, responses: Iterable[merge_pb2.ContributeResponse]) -> None:
+    def deal(self, name: str, responses: Iterable[Told]) -> None:
         """Send groups to a contributor."""
         for response in responses:
             self._streams[name].tell(response)
@@ -207,31 +206,30 @@ class ContributorStreams:
         """Tell a contributor that its contribution is not merged, and which other groups it no longer has."""
         self.waiting.pop(name, None)
         if taken and (stream := self._streams.get(name)) is not None:
-            stream.tell(merge_pb2.ContributeResponse(taken=merge_pb2.GroupsTaken(group_ids=taken)))
-        self._answer(name, merge_pb2.ContributionAnswer(number=number, detail=detail[:200]))
+            stream.tell(GroupsTaken(tuple(taken)))
+        self._answer(name, ContributionAnswer(number=number, detail=detail[:200]))
 
     def answer(self, name: str, merged: Contributed) -> None:
         """Tell a contributor into which version its contribution was merged, which is durable."""
         self.waiting.pop(name, None)
         self._merged[name] = merged
-        answer = merge_pb2.ContributionAnswer(number=merged.number, merged_version=merged.version)
+        answer = ContributionAnswer(number=merged.number, merged_version=merged.version)
         self._answer(name, answer)
 
     def announce(self, version: int) -> None:
         """Tell everybody of a merged version, which is durable."""
-        self._tell_all(merge_pb2.ContributeResponse(merged=merge_pb2.MergedVersion(version=version)))
+        self._tell_all(MergedVersion(version))
 
-    def _answer(self, name: str, answer: merge_pb2.ContributionAnswer) -> None:
+    def _answer(self, name: str, answer: ContributionAnswer) -> None:
         if (stream := self._streams.get(name)) is not None:
-            stream.tell(merge_pb2.ContributeResponse(answer=answer))
+            stream.tell(answer)
         self._changed()
 
-    def _tell_all(self, response: merge_pb2.ContributeResponse) -> None:
+    def _tell_all(self, response: Told) -> None:
         for stream in self._streams.values():
             stream.tell(response)
 
-    def _begin_contribution(self, stream: ContributorStream, header: merge_pb2.ContributionHeader) -> None:
-        name = stream.name
+    def _begin_contribution(self, name: str, header: ContributionHead) -> None:
         if name in self._incoming:
             raise RefusedError(Reason.MALFORMED, "a contribution begins before the one before it has ended")
         if header.payload_bytes > self._payload_limit or len(header.report) > REPORT_BYTES:
@@ -254,30 +252,30 @@ class ContributorStreams:
         if is_merged:
             assert merged is not None
             self.answer(name, merged)
-        self._end_if_whole(stream)
+        self._end_if_whole(name)
 
-    def _add_part(self, stream: ContributorStream, part: bytes) -> None:
-        incoming = self._incoming.get(stream.name)
+    def _add_part(self, name: str, part: bytes) -> None:
+        incoming = self._incoming.get(name)
         if incoming is None or incoming.seen_bytes + len(part) > incoming.header.payload_bytes or not part:
             raise RefusedError(Reason.MALFORMED, "a part of a payload that no header speaks of")
         incoming.seen_bytes += len(part)
         if incoming.is_kept:
             incoming.payload += part
         self._metrics.received_bytes.inc(len(part))
-        self._end_if_whole(stream)
+        self._end_if_whole(name)
 
-    def _end_if_whole(self, stream: ContributorStream) -> None:
-        incoming = self._incoming[stream.name]
+    def _end_if_whole(self, name: str) -> None:
+        incoming = self._incoming[name]
         if incoming.seen_bytes < incoming.header.payload_bytes:
             return
-        del self._incoming[stream.name]
+        del self._incoming[name]
         if not incoming.is_kept:
             return
         try:
-            whole = HandedIn.of(stream.name, incoming.header, bytes(incoming.payload))
+            whole = HandedIn.of(name, incoming.header, bytes(incoming.payload))
         except ValueError as error:
             raise RefusedError(Reason.MALFORMED, f"contribution {incoming.header.number}: {error}") from error
-        self.inbox[stream.name] = whole
+        self.inbox[name] = whole
         self._changed()
 
     def _drop_incoming(self, name: str) -> None:

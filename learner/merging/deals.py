@@ -18,7 +18,7 @@ from node.values.groups.rollout import RolloutGroup
 
 @dataclass(slots=True)
 class _Hand:
-    """What one contributor has."""
+    """The groups of one contributor."""
 
     stream: object | None = None
     """None: it is not connected."""
@@ -59,7 +59,7 @@ class DealRules:
 
 
 class Deals:
-    """Who has which group. Times are monotonic seconds."""
+    """The account of who has which group. Times are monotonic seconds."""
 
     def __init__(self, rules: DealRules, *, now: float) -> None:
         """Begin at the learner's start, at which nobody is known to hold anything."""
@@ -70,7 +70,7 @@ class Deals:
 
     @property
     def contributors(self) -> tuple[str, ...]:
-        """Those that are connected, sorted."""
+        """Names of all that are connected, sorted."""
         return tuple(sorted(name for name, hand in self._hands.items() if hand.stream is not None))
 
     @property

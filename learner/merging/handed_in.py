@@ -4,6 +4,7 @@ header    length of the contributor's name u8 | name | ContributionHeader
 columns   payload
 """
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +12,10 @@ from typing import Self
 
 import blake3
 
-from heterorl.v1 import merge_pb2
-from learner.merging.contribution import ContributionReport, LocalStep
+from learner.merging.contribution import Contributed, ContributionReport, LocalStep
 from learner.step_numbers import BatchFigures, StepNumbers
 from node.values.groups.rollout import EncodedGroup, RolloutGroup
+from node.values.merging import ContributionHead
 
 DIGEST_BYTES = 16
 
@@ -33,34 +34,34 @@ class HandedIn:
     payload: bytes
     """Empty: its groups taught nothing, and there is no change."""
     digest: bytes
-    """Of report and payload; see ``digest_of``."""
+    """A digest of report and payload; see ``digest_of``."""
 
     @property
     def group_ids(self) -> tuple[str, ...]:
         """All groups that it consumed."""
         return tuple(group.group_id for group in self.report.groups)
 
+    @property
+    def contributed(self) -> Contributed:
+        """Its part of the progress, once it is merged."""
+        return Contributed(self.contributor, self.number, self.digest.hex())
+
     def journalled(self) -> EncodedGroup:
         """Return it as a row of the journal."""
-        header = merge_pb2.ContributionHeader(
-            number=self.number,
-            base_version=self.base_version,
-            report=self.report_json,
-            payload_bytes=len(self.payload),
-            payload_digest=payload_digest(self.payload),
-        )
-        name = self.contributor.encode()
-        return EncodedGroup(bytes([len(name)]) + name + header.SerializeToString(), self.payload)
+        about = {name: getattr(self, name) for name in ("contributor", "number", "base_version")}
+        return EncodedGroup(json.dumps(about).encode() + b"\n" + self.report_json, self.payload)
 
     @classmethod
     def of_journal(cls, row: EncodedGroup) -> Self:
         """Read a row. Raises ValueError: it is no contribution."""
-        end = 1 + row.header[0] if row.header else 0
-        header = merge_pb2.ContributionHeader.FromString(row.header[end:])
-        return cls.of(row.header[1:end].decode(), header, row.columns)
+        about, _, report = row.header.partition(b"\n")
+        told = json.loads(about)
+        digest = payload_digest(row.columns)
+        head = ContributionHead(told["number"], told["base_version"], report, len(row.columns), digest)
+        return cls.of(told["contributor"], head, row.columns)
 
     @classmethod
-    def of(cls, contributor: str, header: merge_pb2.ContributionHeader, payload: bytes) -> Self:
+    def of(cls, contributor: str, header: ContributionHead, payload: bytes) -> Self:
         """Read what a contributor has sent.
 
         Raises:
@@ -80,7 +81,7 @@ def payload_digest(payload: bytes) -> bytes:
     return blake3.blake3(payload).digest(length=DIGEST_BYTES)
 
 
-def digest_of(header: merge_pb2.ContributionHeader) -> bytes:
+def digest_of(header: ContributionHead) -> bytes:
     """Return a digest of report and payload: of the groups of a contribution, and of its change."""
     return payload_digest(header.payload_digest + header.report)
 

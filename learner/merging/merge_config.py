@@ -23,7 +23,7 @@ class MergeConfig(MergeSettings):
 
     @property
     def of_merge(self) -> MergeSettings:
-        """What a merge depends on, as the journal has it."""
+        """Everything that a merge depends on, as the journal has it."""
         return MergeSettings.model_validate(
             {name: getattr(self, name) for name in MergeSettings.model_fields}
         )

@@ -17,9 +17,11 @@ class MergeMetrics:
         self.change_norm = new.gauge(
             "change_norm", "Norm of the newest change of a contributor.", "contributor"
         )
+        self.merged_norm = new.unknown("merged_norm", "Norm of the mean change of the newest merge.")
+        self.diverges = new.gauge("merges_diverge", "1: merged changes grow as in divergence.")
         self.contributions = new.counter(
             "contributions",
-            "Contributions by what became of them: merged, late, empty, broken, groups, norm, report.",
+            "Contributions by what became of them: merged, empty, late, groups, broken, norm.",
             "outcome",
         )
         self.received_bytes = new.counter("contribution_bytes", "Bytes of payloads received.")

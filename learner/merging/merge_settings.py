@@ -82,7 +82,7 @@ class MergeSettings(BaseModel):
     trials with reinforcement learning, and is refused where changes are merged a round late."""
 
     overlap: Overlap = "wait"
-    """What a contributor does while its change travels: nothing; train on from its own state and take in the
+    """The work of a contributor while its change travels: none; train on from its own state and take in the
     others' parts a round late (eager); train on from the version before (delayed)."""
 
     compression: Compression = "full"
@@ -113,7 +113,7 @@ class MergeSettings(BaseModel):
     dealt again."""
 
     weighting: Literal["groups", "tokens"] = "groups"
-    """What a contribution counts by: its groups, or tokens squared over steps."""
+    """Measure of a contribution's weight: its groups, or tokens squared over steps."""
 
     largest_norm_ratio: float = Field(default=10.0, gt=1)
     """A change whose norm is so many times the median of the others' is refused, where there are three."""

@@ -34,6 +34,8 @@ class OuterOptimizer(torch.optim.Optimizer):
         """Move these, by name."""
         super().__init__(list(parameters.values()), {"lr": 1.0, "momentum": 0.0})
         self._parameters = parameters
+        self.newest_norm = 0.0
+        """Euclidean norm of the newest mean change."""
         self.changes: Mapping[str, Tensor] = {}
         """Mean change of each tensor that the next step moves; float64."""
 
@@ -60,6 +62,7 @@ class OuterOptimizer(torch.optim.Optimizer):
         """
         shapes = {name: parameter.shape for name, parameter in self._parameters.items()}
         self.changes = mean_changes(inputs, shapes, words_before=words_before)
+        self.newest_norm = sum(float(one.square().sum()) for one in self.changes.values()) ** 0.5
         of_merge = {"lr": inputs.settings.outer_rate, "momentum": inputs.settings.outer_momentum}
         for group in self.param_groups:
             group.update(of_merge)

@@ -25,7 +25,7 @@ class Added:
     contributor: str
     base_version: int
     norm: float
-    """Of the change, as it was measured here; 0: there is none."""
+    """Norm of the change, as it was measured here; 0: there is none."""
 
 
 class Rounds:

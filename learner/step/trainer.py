@@ -99,14 +99,15 @@ class Trainer:
         """Whether its versions are merged of contributions."""
         return isinstance(self.optimizer, OuterOptimizer)
 
-    def merge(self, inputs: MergeInputs) -> None:
-        """Move the parameters by the mean of some contributions.
+    def merge(self, inputs: MergeInputs) -> float:
+        """Move the parameters by the mean of some contributions; return its norm.
 
         Raises:
             ValueError: a payload is broken; nothing has changed.
         """
         assert isinstance(self.optimizer, OuterOptimizer)
         self.optimizer.merge(inputs, self.words_before)
+        return self.optimizer.newest_norm
 
     @property
     def words_before(self) -> WordsBefore:

@@ -10,15 +10,15 @@ A group is told of once the version that its contribution made is in the journal
 import json
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 
-from heterorl.v1 import merge_pb2
 from learner.intake.batch_buffer import BatchBuffer
-from learner.journal.progress import Contributed
 from learner.merging.changes.coder import change_limit_bytes
 from learner.merging.changes.word_changes import WordsBefore
 from learner.merging.contributor_streams import ContributorStreams
 from learner.merging.deals import DealRules, Deals
+from learner.merging.formulas.stability import GrowthAlarm
 from learner.merging.handed_in import HandedIn, report_objection
 from learner.merging.outer_optimizer import norm_of_change
 from learner.merging.rounds import Added, Rounds
@@ -31,9 +31,10 @@ from learner.training.training_state import TrainingState
 from learner.training.work_thread import WorkThread
 from node.clients.rollouts.rollout_drain import RolloutDrain
 from node.errors import StartupError
+from node.values.contribution import MergeTerms
 from node.values.groups.rollout import RolloutGroup
 from node.values.run import RunSettings
-from node.wire.rollouts import delivery_to_wire, source_of
+from node.wire.rollouts import source_of
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ class MergeTaker:
             )
         now = self._clock.monotonic()
         self._deals, self._rounds = Deals(rules, now=now), Rounds(self._settings, now=now)
+        self._growth = GrowthAlarm()
         shapes = {name: one.shape for name, one in state.policy.parameters.items()}
         self._norm_of = partial(norm_of_change, settings=self._settings, shapes=shapes)
         streams.begin(
@@ -97,7 +99,7 @@ class MergeTaker:
 
     @property
     def waits_for(self) -> str:
-        """What the next merge waits for, in a word or two."""
+        """Name of the wait for the next merge."""
         if not self._deals.contributors:
             return "contributors"
         return "contributions" if self._deals.waited_for(has_room=True) else "rollout groups"
@@ -140,7 +142,7 @@ class MergeTaker:
             self._deals.deal(name, batch)
             self._streams.deal(
                 name,
-                (merge_pb2.ContributeResponse(group=delivery_to_wire(source_of(one)).group) for one in batch),
+                (source_of(one) for one in batch),
             )
 
     async def _look_at_contributions(self) -> None:
@@ -214,8 +216,17 @@ class MergeTaker:
         self._end_round(handed_in, groups)
         if is_version:
             self._streams.announce(self._state.version)
-            self._metrics.outer_rate.set(self._settings.outer_rate)
+            self._show(self._state.merged_norm)
         return is_version
+
+    def _show(self, norm: float) -> None:
+        """Show a merge that is durable."""
+        grows = self._growth.observe(norm)
+        self._metrics.outer_rate.set(self._settings.outer_rate)
+        self._metrics.merged_norm.set(norm)
+        self._metrics.diverges.set(grows)
+        if grows:
+            logger.error("merged changes grow as in divergence", extra={"norm": norm})
 
     def _end_round(self, handed_in: list[HandedIn], groups: dict[str, RolloutGroup]) -> None:
         """Answer contributors, and tell what became of groups that moved nothing."""
@@ -227,14 +238,14 @@ class MergeTaker:
         self._records.refuse(these(tuple(g.group_id for g in one.report.not_finite) for one in handed_in))
         for one in handed_in:
             self._deals.consumed(one.contributor, one.group_ids)
-            merged = Contributed(one.contributor, one.number, one.digest.hex(), self._state.version)
+            merged = replace(one.contributed, version=self._state.version)
             self._streams.answer(one.contributor, merged)
             self._metrics.contributions.labels("merged" if one.report.steps else "empty").inc()
         self._rounds.merged([one.contributor for one in handed_in], now=self._clock.monotonic())
 
-    def _terms(self) -> merge_pb2.MergeTerms:
+    def _terms(self) -> MergeTerms:
         step = StepSettings.of(self._state.config).model_dump()
-        return merge_pb2.MergeTerms(
+        return MergeTerms(
             step_settings=json.dumps(step).encode(),
             merge_settings=json.dumps(self._settings.model_dump()).encode(),
             batch_groups=self._batch_groups,

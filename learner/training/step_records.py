@@ -17,7 +17,8 @@ from learner.step_log import StepLine, StepLog
 from learner.training.coordinator import Coordinator
 from learner.training.evidence import Evidence
 from learner.training.group_intake import GroupIntake
-from learner.training.training_state import StepTaken, TrainingState
+from learner.training.step_taken import StepTaken
+from learner.training.training_state import TrainingState
 from learner.training.work_thread import WorkThread
 from node.clients.rollouts.rollout_drain import RolloutDrain
 from node.values.groups.rollout import RolloutGroup

@@ -9,37 +9,37 @@ through ``master_access``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from learner.config import LearnerConfig
-from learner.intake.divergence_panel import Observed
 from learner.intake.trained_slots import TrainedSlots
 from learner.journal.checkpoint import CheckpointCopy, CheckpointStore
 from learner.journal.checkpoint_index import CHECKPOINTS
 from learner.journal.checkpoint_rules import CheckpointRules, Due
 from learner.journal.entry_rows import Origin
 from learner.journal.history import History
-from learner.journal.progress import BestVersion, Contributed, Entry, NewsEntry, Progress, StepEntry
+from learner.journal.progress import BestVersion, NewsEntry, Progress, StepEntry
 from learner.journal.step_journal import StepJournal, read_journal
 from learner.masters.master_access import MasterAccess
-from learner.merging.handed_in import HandedIn, all_steps, merged_numbers
+from learner.merging.handed_in import HandedIn
 from learner.merging.outer_optimizer import MergeInputs
 from learner.model.model import Policy, ScoringModel
 from learner.operator_orders import RollbackOrder
-from learner.step.step_inputs import next_step, switch_before, token_ages
+from learner.step.step_inputs import next_step, switch_before
 from learner.step.step_loss import StepLoss
 from learner.step.train_step import StepOutcome
 from learner.step.trainer import Trainer
-from learner.step_log import RollbackLine, StepLine, TrainedGroup
-from learner.step_numbers import BatchFigures, StepNumbers
+from learner.step_log import RollbackLine, StepLine
+from learner.step_numbers import StepNumbers
 from learner.step_settings import StepSettings
 from learner.training.random_state import RandomState
 from learner.training.replay import replay, settings_of
+from learner.training.step_taken import StepTaken, merged_outcome, observed_of, trained_of
 from node.errors import HeteroRLError
 from node.system.clock import Clock
 from node.values.evaluation import EvaluationNotice
-from node.values.groups.rollout import EncodedGroup, RolloutGroup
+from node.values.groups.rollout import RolloutGroup
 from node.values.policy import PolicyVersion
 from node.values.run import StepRecord
 from node.wire.rollouts import source_of
@@ -47,25 +47,6 @@ from node.wire.rollouts import source_of
 
 class TrainingError(HeteroRLError):
     """Training cannot go on. The last good version stays checkpointed and published."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepTaken:
-    """The result of a batch. Nobody is told of a step before its entry is durable."""
-
-    line: StepLine
-    entry: Entry
-    """For the journal, with torch's random state before the step, and the groups. ``save`` adds the best
-    version."""
-    random_state: bytes
-    groups: tuple[EncodedGroup, ...]
-    observed: tuple[Observed, ...]
-    """Divergence of each group's behaviour policy from the version before the step."""
-
-    @property
-    def record(self) -> StepRecord | None:
-        """None: the batch taught nothing, so no step was taken, and the version stays."""
-        return self.entry.record if isinstance(self.entry, StepEntry) else None
 
 
 class TrainingState:
@@ -98,6 +79,8 @@ class TrainingState:
         self._clock = clock
         self._published = published
         self._masters_wait_s = 0.0
+        self.merged_norm = 0.0
+        """Norm of the mean change of the newest merge."""
         self.master_access = MasterAccess(monotonic=clock.monotonic)
         """Closed to readers from the optimizer's step until ``hold`` names the version."""
         self.trainer = Trainer(
@@ -185,15 +168,12 @@ class TrainingState:
         outcome = self.trainer.step(next_step(batch, settings, self.progress))
         if not outcome.is_finite:
             return None
-        if outcome.is_applied and not self.trainer.is_finite():
-            raise TrainingError(
-                f"step {self.version + 1} made parameters that are not finite; version {self.version} stays. "
-                "Lower learner.learning_rate, then start again"
-            )
+        if outcome.is_applied:
+            self._check_finite("step", "learner.learning_rate")
         self._is_saved = not outcome.is_applied
         step_s = self._clock.monotonic() - started_s
         line = self._line(batch, outcome, step_s=step_s, groups_wait_s=groups_wait_s)
-        observed = self._observed(batch, outcome.kl_nats_of_groups)
+        observed = observed_of(batch, outcome.kl_nats_of_groups, version=self.version)
         if not outcome.is_applied:
             return StepTaken(line, NewsEntry(line.reward_mean, best=None), b"", (), observed)
         entry = self._entry(line, outcome.numbers, unacknowledged=unacknowledged)
@@ -220,25 +200,18 @@ class TrainingState:
         """
         started_s, self._masters_wait_s = self._clock.monotonic(), 0.0
         assert self.config.merge is not None
-        steps = list(all_steps(handed_in))
-        batch = [groups[group.group_id] for step in steps for group in step.groups]
-        numbers = merged_numbers(steps, BatchFigures.of(batch, version=self.version))
-        self.trainer.merge(MergeInputs(handed_in, self.config.merge.of_merge))
-        if not self.trainer.is_finite():
-            raise TrainingError(
-                f"merge {self.version + 1} made parameters that are not finite; version {self.version} "
-                "stays. Lower learner.merge.outer_rate, then start again"
-            )
+        batch, outcome = merged_outcome(handed_in, groups, version=self.version)
+        self.merged_norm = self.trainer.merge(MergeInputs(handed_in, self.config.merge.of_merge))
+        self._check_finite("merge", "learner.merge.outer_rate")
         self._is_saved = False
-        kl_nats = tuple(kl for step in steps for kl in step.kl_nats_of_groups)
-        outcome = StepOutcome(is_finite=True, loss=0.0, kl_nats_of_groups=kl_nats, numbers=numbers)
         step_s = self._clock.monotonic() - started_s
         line = self._line(batch, outcome, step_s=step_s, groups_wait_s=groups_wait_s)
         rows = tuple(one.journalled() for one in handed_in)
-        contributed = tuple(Contributed(one.contributor, one.number, one.digest.hex()) for one in handed_in)
-        entry = self._entry(line, numbers, unacknowledged=unacknowledged)
-        entry = replace(entry, contributed=contributed)
-        return StepTaken(line, entry, b"", rows, self._observed(batch, kl_nats))
+        entry = self._entry(line, outcome.numbers, unacknowledged=unacknowledged)
+        entry = replace(entry, contributed=tuple(one.contributed for one in handed_in))
+        return StepTaken(
+            line, entry, b"", rows, observed_of(batch, outcome.kl_nats_of_groups, version=self.version)
+        )
 
     def save(self, taken: StepTaken, evaluated: EvaluationNotice) -> float:
         """Make a step durable, with the version that is the best by now; return the seconds that took.
@@ -328,14 +301,15 @@ class TrainingState:
             published=0 if published is None else published.number,
         )
 
+    def _check_finite(self, what: str, key: str) -> None:
+        if not self.trainer.is_finite():
+            raise TrainingError(
+                f"{what} {self.version + 1} made parameters that are not finite; version {self.version} "
+                f"stays. Lower {key}, then start again"
+            )
+
     def _before_writing(self) -> None:
         self._masters_wait_s += self.master_access.begin_writing()
-
-    def _observed(self, batch: Sequence[RolloutGroup], kl_nats: Sequence[float]) -> tuple[Observed, ...]:
-        return tuple(
-            Observed(one.sampler_id, nats, token_ages(one, version=self.version))
-            for one, nats in zip(batch, kl_nats, strict=True)
-        )
 
     def _entry(
         self, line: StepLine, numbers: StepNumbers, *, unacknowledged: Sequence[StepRecord]
@@ -352,18 +326,14 @@ class TrainingState:
     def _line(
         self, batch: Sequence[RolloutGroup], outcome: StepOutcome, *, step_s: float, groups_wait_s: float
     ) -> StepLine:
-        groups = tuple(
-            TrainedGroup(one.group_id, one.sampler_id, self.version - one.oldest_version) for one in batch
-        )
+        is_step = outcome.is_applied
         return StepLine(
-            version=self.version + outcome.is_applied,
+            version=self.version + is_step,
             at_s=self._clock.now(),
             step_s=step_s,
             numbers=outcome.numbers,
-            groups=groups,
+            groups=trained_of(batch, version=self.version),
             groups_wait_s=groups_wait_s,
             masters_wait_s=self._masters_wait_s,
-            changed_settings=(
-                self.progress.changed_by(self._recorded_settings) if outcome.is_applied else {}
-            ),
+            changed_settings=self.progress.changed_by(self._recorded_settings) if is_step else {},
         )

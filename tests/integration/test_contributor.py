@@ -120,7 +120,7 @@ async def test_several_steps_are_handed_in_together_with_their_groups(start: Sta
 
 @pytest.mark.parametrize("overlap", ["eager", "delayed"])
 async def test_steps_taken_while_a_change_travels_are_handed_in_once(start: Start, overlap: Any) -> None:
-    """What the contributions say adds up to how far the contributor came, where it is alone."""
+    """All contributions add up to how far the contributor came, where it is alone."""
     merge = MergeSettings(method="in_step", overlap=overlap)
     async with start(merge) as running:
         before = masters_of(running.policy)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from learner.config import LearnerConfig
 from learner.masters.master_words import root_of
-from node.errors import Reason
+from node.errors import Reason, StartupError
 from node.values.groups.verdict import Verdict
 from support.contributing import contributor
 from support.groups import with_rewards
@@ -29,6 +30,31 @@ async def served(running: RunningLearner) -> None:
     assert server is not None
     await until(lambda: not server.address.endswith(":0"))
     await running.told.settings()
+
+
+async def not_merging(running: RunningLearner, model_dir: Path, state: Path) -> None:
+    """Start a learner that takes steps itself where one has merged, as if that was killed."""
+    shutil.rmtree(state / "checkpoints")
+    async with learner(running.hub, model_dir, state):
+        pass
+
+
+async def test_a_learner_without_room_for_one_contribution_does_not_start(
+    start: Start, model_dir: Path
+) -> None:
+    async with start(merge=EXACT | {"local_steps": 5}) as merging:
+        with pytest.raises(StartupError) as refusal:
+            await merging.tasks[1]
+    for name in ("learner.buffer_groups", "learner.merge.local_steps", "10"):
+        assert name in str(refusal.value)
+
+
+def test_a_learner_of_several_ranks_does_not_merge(model_dir: Path) -> None:
+    with pytest.raises(ValueError, match=r"learner\.merge") as refusal:
+        LearnerConfig.model_validate(
+            {"model_dir": model_dir, "learning_rate": 1e-3, "merge": EXACT, "dp_shard": 2}
+        )
+    assert all(name in str(refusal.value) for name in ("dp_shard", "2"))
 
 
 async def test_one_contributor_in_step_makes_the_versions_that_a_learner_alone_makes(
@@ -159,30 +185,37 @@ async def test_the_groups_of_a_contributor_that_is_gone_are_dealt_to_another(
             await a.disconnect()
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
 async def test_a_learner_killed_after_the_record_comes_back_with_the_same_root_and_the_same_answer(
-    start: Start, model_dir: Path, tmp_path: Path
+    start: Start, model_dir: Path, tmp_path: Path, momentum: float
 ) -> None:
-    async with start(merge=EXACT) as merging:
+    merge = EXACT | {"outer_momentum": momentum}
+    async with start(merge=merge) as merging:
         await served(merging)
         async with contributor(merging, model_dir, "a") as a:
-            await merging.give("1.1", "2.1")
-            sent = a.trained([await a.batch(BATCH)])
-            await a.say(*sent)
-            await a.heard_of("answer")
+            for onto in range(2):
+                await merging.give(f"{onto}1.1", f"{onto}2.1", version=onto)
+                sent = a.trained([await a.batch(BATCH)])
+                await a.say(*sent)
+                assert (await a.heard_of("answer")).merged_version == onto + 1
+                await a.heard_of("merged")
+                await a.credit(BATCH)
             root = root_of(merging.policy.master_words)
             killed = tmp_path.parent / f"{tmp_path.name}-killed"
             shutil.copytree(tmp_path, killed)
             # A hub that never heard of the step: the record is sent again.
             merging.hub.records.clear()
-            async with learner(merging.hub, model_dir, killed, merge=EXACT) as again:
+            async with learner(merging.hub, model_dir, killed, merge=merge) as again:
                 await served(again)
-                assert again.loop.version == again.state.restart.replayed_steps == 1
+                assert again.loop.version == again.state.restart.replayed_steps == 2
                 assert root_of(again.policy.master_words) == root
                 a.running = again
                 await a.disconnect()
-                await a.connect(["1.1", "2.1"])
+                await a.connect(["11.1", "12.1"])
                 await a.say(*sent)
-                assert (await a.heard_of("answer")).merged_version == 1
+                assert (await a.heard_of("answer")).merged_version == 2
+            with pytest.raises(StartupError, match="merge"):
+                await not_merging(merging, model_dir, killed)
 
 
 async def test_a_learner_killed_before_the_record_finds_its_groups_with_their_contributors(

@@ -1,4 +1,4 @@
-"""What a contributor does next, whatever is dealt, taken, answered and cut off in whatever order."""
+"""The next move of a contributor, whatever is dealt, taken, answered and cut off in whatever order."""
 
 import json
 from dataclasses import dataclass, field

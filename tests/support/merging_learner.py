@@ -76,7 +76,7 @@ class MergingLearner(merge_pb2_grpc.MergeServiceServicer):
     handed_in: list[HandedIn] = field(default_factory=list)
     credits: int = 0
     refuses: RefusedError | None = None
-    """What the next stream is refused for."""
+    """Refusal of the next stream."""
     _outgoing: "asyncio.Queue[merge_pb2.ContributeResponse | None]" = field(default_factory=asyncio.Queue)
 
     def __post_init__(self) -> None:

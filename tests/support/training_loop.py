@@ -22,7 +22,6 @@ from learner.journal.entry_rows import Origin
 from learner.masters.master_access import MasterAccess
 from learner.masters.master_words import PolicyWords, root_of
 from learner.merging.contributor_streams import ContributorStreams
-from learner.merging.merge_servicer import MergeServicer
 from learner.metrics import Instruments
 from learner.model.model import Policy, load_policy
 from learner.publishing.earlier_versions import EarlierVersions
@@ -36,6 +35,7 @@ from node.identity.revocation import RevocationList
 from node.rpc.calls.live_rpcs import Admission
 from node.rpc.calls.server import RpcServer
 from node.rpc.channel import Purpose, dial
+from node.serving.merge_servicer import MergeServicer
 from node.system.backoff import Backoff
 from node.system.clock import SystemClock
 from node.telemetry.metrics import NodeMetrics
@@ -111,7 +111,7 @@ class RunningLearner:
     directory: Path
     base: PublicBase
     server: RpcServer | None
-    """Of contributors, where the learner merges."""
+    """The contributors' server, where the learner merges."""
 
     @property
     def report(self) -> StepReport | None:

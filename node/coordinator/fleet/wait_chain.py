@@ -38,6 +38,8 @@ REMEDIES: Final[Mapping[str, str]] = {
     "evaluation": "Held-out prompts are being answered, see `status`; evaluation.prompts asks fewer.",
     "checkpoint": "The learner's disk is slower than its steps, or learner.journal_bytes is small.",
     "disk": "Free space on the learner's disk; it goes on by itself.",
+    "contributors": "No contributor is connected: start one, or see its log and learner.merge.listen.",
+    "contributions": "Contributors train, or their changes travel; see `status`.",
     "newest ledger": "Restore the newest copy with `heterorl-node ledger restore`, or accept the loss.",
     # contributors
     "learner that merges": "It does not reach the learner, see contributor.learner and its log.",

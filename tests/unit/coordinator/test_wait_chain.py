@@ -16,6 +16,7 @@ from node.coordinator.fleet.wait_chain import (
     PASSING,
     PASSING_S,
     REMEDIES,
+    ROLLOUT_GROUPS,
     WAITS_SHOWN,
     WORK_AS_USUAL,
     Facts,
@@ -230,6 +231,7 @@ def test_every_wait_that_our_code_can_name_has_a_remedy() -> None:
     named = {
         "policy version",
         "policy fetch",
+        *(ROLLOUT_GROUPS, "contributors", "contributions"),  # a learner that merges
         "newest ledger",
         "prompt lease",
         *BACKLOGS.values(),

@@ -23,7 +23,7 @@ def nobodys(_: str) -> bool:
 
 
 class Contributors(RuleBasedStateMachine):
-    """The learner's account over its restarts, with contributors that come, go, start again, lie and send twice."""
+    """The learner's account over its restarts, with contributors that come, go, lie and send twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Contributors(RuleBasedStateMachine):
 
     @rule()
     def restart_the_learner(self) -> None:
-        """What was handed in is sent again; the coordinator delivers all that was not merged."""
+        """Contributions are sent again; the coordinator delivers all that was not merged."""
         self.deals = Deals(replace(RULES, restart_wait_s=10.0), now=self.now)
         self.streams.clear()
         for name, ids in self.handed_in.items():
