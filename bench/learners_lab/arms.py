@@ -23,7 +23,7 @@ class TaskPlan:
     """How a task is trained."""
 
     groups: int
-    """That every arm consumes: a multiple of what four learners consume in a round of eight steps."""
+    """Consumed by every arm; a multiple of a round of four learners and eight steps."""
     learning_rate: float
     """Adam's for one learner; as many times that at each of several."""
 
@@ -91,7 +91,7 @@ class Outcome:
     scores: tuple[tuple[float, ...], ...]
     """Held-out score of the newest version after each evaluation's groups: one curve a seed."""
     entries: int
-    """Of the model."""
+    """Parameters of the model."""
     sent_bytes: float
     """By one learner in the whole run, mean over learners and seeds."""
     norm_growth: float

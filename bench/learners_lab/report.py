@@ -18,7 +18,7 @@ _RTT_S: Final = 0.15
 _LINES: Final = {"10 Mbit/s": 10e6, "100 Mbit/s": 100e6}
 """Uplink of each learner, bits a second."""
 _SHARE: Final = 0.95
-"""Of what one learner gains, at which the clock stops."""
+"""Part of what one learner gains at which the clock stops."""
 
 _ABOUT: Final = """\
 # Several learners

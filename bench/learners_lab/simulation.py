@@ -90,7 +90,7 @@ class MergedRun:
         self.version = start.clone()
         self.local = start.expand(learners, -1, -1).clone()
         self.norms: list[list[float]] = []
-        """Of the mean change, for each merge and seed."""
+        """Norms of the mean change, for each merge and seed."""
         self.exchange = Exchange(settings, shapes, learners=learners, seeds=len(start))
         self._settings = settings
         sizes = {name: math.prod(shape) for name, shape in shapes.named.items()}

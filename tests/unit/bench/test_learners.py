@@ -8,6 +8,7 @@ import torch
 
 from bench.learners import quick_cells
 from bench.learners_lab.arms import ONE_LEARNER, TASKS, Arm, Cell, Outcome, TaskPlan, arms
+from bench.learners_lab.exchange import Exchange
 from bench.learners_lab.report import rounds_s, write_report
 from bench.learners_lab.simulation import MergedRun, simulate
 from bench.staleness_lab import cells as staleness
@@ -83,6 +84,25 @@ def test_two_learners_in_step_take_the_mean_of_their_steps() -> None:
     run.finish_round(0)
     assert run.version.tolist() == [[0.5, -2.0]]
     assert run.local.tolist() == [[[0.5, -2.0]], [[0.5, -2.0]]]
+
+
+@pytest.mark.parametrize("compression", ["full", "four_bit", "low_rank", "largest", "word_changes"])
+def test_changes_arrive_in_fewer_bytes_and_what_is_left_over_arrives_later(compression: str) -> None:
+    shapes = Shapes({"a": (16, 16), "b": (16,)})
+    settings = MergeSettings.model_validate({"compression": compression, "share": 0.2, "rank": 4})
+    exchange = Exchange(settings, shapes, learners=2, seeds=3)
+    generator = torch.Generator().manual_seed(1)
+    version = torch.randn(3, shapes.size, generator=generator)
+    change = 0.01 * torch.randn(2, 3, shapes.size, generator=generator, dtype=torch.float64)
+    rounds = 40
+    arrived = sum(exchange.carried(change, ["a", "b"], version) for _ in range(rounds))
+    assert isinstance(arrived, torch.Tensor)
+    assert torch.linalg.vector_norm(arrived / rounds - change) < 0.25 * torch.linalg.vector_norm(change)
+    full_bytes = 4 * shapes.size * rounds
+    if compression == "full":
+        assert exchange.sent_bytes == full_bytes
+    else:
+        assert 0 < exchange.sent_bytes < full_bytes / 2
 
 
 def test_all_arms_consume_all_groups_in_whole_rounds() -> None:
