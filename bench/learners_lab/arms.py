@@ -25,7 +25,7 @@ class TaskPlan:
     groups: int
     """Consumed by every arm; a multiple of a round of four learners and eight steps."""
     learning_rate: float
-    """Adam's for one learner; as many times that at each of several."""
+    """Adam's for one learner; ``simulation`` scales it for several."""
 
 
 TASKS: Final = {"safes": TaskPlan(6400, 1e-2), "sorting": TaskPlan(2560, 1e-3)}

@@ -24,13 +24,15 @@ _ABOUT: Final = """\
 # Several learners
 
 One learner, and two or four whose changes are merged by the formulas of `learner/merging`. Every arm of a
-task consumes the same groups: prompts and draws of a group follow from seed and place alone. Groups are drawn
-by the newest merged version; each learner has the default objective and an Adam of its own, whose rate is the
-task's times the number of learners. Of x 1, x 2 and x 4, that was nearest to one learner for four in step, on
-three seeds that are not here; at x 1, four learners need four times the groups on *safes*. A run ends at the
-mean of its last three of {evaluations} evaluations of the merged version. Tasks are those of the staleness
-laboratory: *safes*, a table of logits with a sparse reward, {safes} groups; *sorting*, a two-layer language
-model, {sorting} groups. Both are tiny beside a real model: methods are compared, not predicted.
+task consumes the same groups: prompts and draws of a group follow from seed and place alone. Groups are
+drawn by the newest merged version; each learner has the default objective and an Adam of its own. Its rate
+is the task's times the number of learners, over what a version takes over of a change in the end (outer rate
+/ (1 - momentum)): otherwise rates and momenta would be compared by the size of their steps. Of x 1, x 2 and
+x 4, times the number of learners was nearest to one learner for four in step, on three seeds that are not
+here; at x 1, four learners need four times the groups on *safes*. A run ends at the mean of its last three
+of {evaluations} evaluations of the merged version. Tasks are those of the staleness laboratory: *safes*, a
+table of logits with a sparse reward, {safes} groups; *sorting*, a two-layer language model, {sorting}
+groups. Both are tiny beside a real model: methods are compared, not predicted.
 
 Differences are to one learner, in points of score, on the same {seeds} seeds; the intervals of one table hold
 together with a confidence of {confidence:.0%}. *Alarm*: seeds in which `GrowthAlarm` came on.

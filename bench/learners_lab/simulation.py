@@ -156,7 +156,9 @@ class LocalSteps:
         self._at_once = runs_at_once(
             self._method, groups=task.groups, group_size=task.group_size, tokens=task.tokens
         )
-        rate = cell.plan.learning_rate * self._learners  # a merged step stands for as many of one learner's
+        settings = cell.arm.settings
+        taken_over = settings.outer_rate / (1 - settings.outer_momentum)  # of a change, in the end
+        rate = cell.plan.learning_rate * self._learners / taken_over
         parts = run.columns if run.trained(0) is not None else [torch.arange(run.version.shape[1])]
         self._columns = parts
         self._masters = [run.local.flatten(0, 1)[:, columns] for columns in parts]
