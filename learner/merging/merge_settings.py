@@ -82,8 +82,8 @@ class MergeSettings(BaseModel):
     trials with reinforcement learning, and is refused where changes are merged a round late."""
 
     overlap: Overlap = "wait"
-    """Work of a contributor while its change travels: none; training on from its own state, the others' parts
-    taken in a round late (eager); training on from the version before (delayed)."""
+    """The work of a contributor while its change travels: none; train on from its own state and take in the
+    others' parts a round late (eager); train on from the version before (delayed)."""
 
     compression: Compression = "full"
     """How a change is coded: exactly; 4 bits an entry; of low rank and 4 bits; the largest entries alone, 2
@@ -113,7 +113,7 @@ class MergeSettings(BaseModel):
     dealt again."""
 
     weighting: Literal["groups", "tokens"] = "groups"
-    """Weight of a contribution: its groups, or tokens squared over steps."""
+    """Measure of a contribution's weight: its groups, or tokens squared over steps."""
 
     largest_norm_ratio: float = Field(default=10.0, gt=1)
     """A change whose norm is so many times the median of the others' is refused, where there are three."""
