@@ -68,6 +68,20 @@ def test_over_many_rounds_of_a_constant_change_the_sum_decoded_is_the_sum_given(
     assert errors[-1] <= errors[0] + 1e-12
 
 
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_some_tensors_alone_leave_the_others_as_they_were(compression: Compression) -> None:
+    rules, change, before = merge_settings(compression), drawn(1, scale=1e-2), words_of(drawn(2))
+    encoder, twin = ChangeEncoder.of(rules, SHAPES), ChangeEncoder.of(rules, SHAPES)
+    names = {"bias", "heads"}
+    for coder in (encoder, twin):
+        coder.encode(change, words_before=before)
+    payload = encoder.encode({name: change[name] for name in names}, words_before=before)
+    decoded = dict(decode_tensors(payload, rules, SHAPES, words_before=before))
+    assert decoded.keys() == names
+    whole = dict(decode_tensors(twin.encode(change, words_before=before), rules, SHAPES, words_before=before))
+    assert all(torch.equal(decoded[name], whole[name]) for name in names)
+
+
 def _rounds(compression: Compression, changes: Sequence[dict[str, Tensor]]) -> list[float]:
     """Hand in one change after another, each of the version that the ones before made.
 
