@@ -48,7 +48,7 @@ _CODECS: Final[Mapping[Compression, tuple[int, int]]] = {
 }
 """The number in a payload, and the bytes that an entry takes at most, however badly it can be coded."""
 _TENSOR_BYTES: Final = 64
-"""Most bytes of a tensor beside its entries."""
+"""Most bytes of a tensor beside those of its entries."""
 
 
 class MasterChanges(Mapping[str, Tensor]):

@@ -25,8 +25,6 @@ from learner.merging.changes.payload_parts import PayloadReader, PayloadWriter
 from node.weights.format.digests import Words, words_check
 from node.weights.format.layout import Layout, Overlap
 
-_CHECK_BYTES = 4
-
 
 @dataclass(frozen=True, slots=True)
 class WordsBefore:
@@ -74,7 +72,7 @@ def read_words(names: Set[str], before: WordsBefore, reader: PayloadReader) -> I
     for frame, pieces in _frames(before.layout, names):
         old, span = before.frame(frame).copy(), before.layout.frames[frame]
         new, digest = reader.frame(span.words, base=old, dtype=span.dtype)
-        (check,) = struct.unpack("<I", reader.take(_CHECK_BYTES))
+        (check,) = struct.unpack("<I", reader.take(4))
         if words_check(digest) != check:
             raise ValueError(f"frame {frame} was coded against other words than the version's")
         for piece in pieces:
