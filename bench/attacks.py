@@ -27,7 +27,7 @@ from bench.attack_lab.attacks import ATTACKS
 from bench.attack_lab.enemy import Enemy
 from bench.attack_lab.prober import Answer, probing
 from bench.attack_lab.stage import Stage
-from bench.shared.demo_run import demo_model, kept_below
+from bench.shared.demo_run import demo_model, kept_below, run_parser, say
 from deploy.runs.processes import ChildError, children_below
 from deploy.runs.records import StepTail
 from deploy.runs.run_directory import COORDINATOR
@@ -72,11 +72,11 @@ class Measured:
 
     @property
     def kept(self) -> float:
-        return self.during.steps_per_s / self.before.steps_per_s if self.before.steps_per_s else 0.0
+        return self._speed(self.during)
 
     @property
     def recovered(self) -> float:
-        return self.after.steps_per_s / self.before.steps_per_s if self.before.steps_per_s else 0.0
+        return self._speed(self.after)
 
     @property
     def growth(self) -> float:
@@ -89,6 +89,9 @@ class Measured:
             and self.growth <= GROWTH
             and not self.during.unhealthy + self.after.unhealthy
         )
+
+    def _speed(self, phase: Phase) -> float:
+        return phase.steps_per_s / self.before.steps_per_s if self.before.steps_per_s else 0.0
 
 
 async def measure(attack: str, root: Path, model: Path, *, seconds: float) -> Measured:
@@ -163,67 +166,48 @@ async def _excerpt(stage: Stage) -> dict[str, Any]:
         status = await fetch_status(f"127.0.0.1:{stage.ports.members}", stage.operator())
     except (ConnectionLost, RefusedError) as error:
         return {"error": str(error)}
-    best = status.evaluation.best
+    peers = {peer.node_id: {"state": peer.state, "verdicts": peer.verdicts} for peer in status.peers[:6]}
     return {
         "bound": status.capacity_bound,
         "slots": status.slots,
         "bad_prompts": status.bad_prompts_total,
-        "prompts": status.prompts,
         "step": None if status.step is None else status.step.version,
-        "best": None if best is None else [best.version, best.reward_mean],
-        "peers": {
-            peer.node_id: {"state": peer.state, "verdicts": peer.verdicts} for peer in status.peers[:6]
-        },
+        "peers": peers,
     }
 
 
 def main() -> int:
     """Measure, print, and return the exit code."""
-    given = _arguments()
-    attacks = given.attacks or list(ATTACKS)
-    return kept_below(
-        given.directory, "attacks", lambda root: _measure_all(attacks, root, seconds=given.seconds)
-    )
+    parser = run_parser("attacks", __doc__, list(ATTACKS))
+    parser.add_argument("--seconds", type=float, default=15.0, help="of each phase; default: %(default)s")
+    given = parser.parse_args()
+    attacks = given.cases or list(ATTACKS)
+    return kept_below(given.directory, "attacks", lambda root: _measure_all(attacks, root, given))
 
 
-async def _measure_all(attacks: Sequence[str], root: Path, *, seconds: float) -> bool:
-    model = await demo_model(root, accuracy=0.2)
+async def _measure_all(attacks: Sequence[str], root: Path, given: argparse.Namespace) -> bool:
+    model = await demo_model(root, accuracy=0.2, seed=given.seed)
     results: list[dict[str, Any]] = []
     is_kept = True
-    _say(f"{'attack':24} {'before':>7} {'during':>7} {'after':>7} steps/s   kept  after  memory  unhealthy")
+    say(f"{'attack':24} {'before':>7} {'during':>7} {'after':>7} steps/s   kept  after  memory  unhealthy")
     for attack in attacks:
         try:
-            one = await measure(attack, root / attack.replace("_", "-"), model, seconds=seconds)
+            one = await measure(attack, root / attack.replace("_", "-"), model, seconds=given.seconds)
         except ChildError as error:
-            _say(f"{attack:24} a process ended: {error}")
+            say(f"{attack:24} a process ended: {error}")
             results.append({"attack": attack, "error": str(error)})
             is_kept = False
             continue
         results.append(asdict(one))
         is_kept &= one.is_survived
-        _say(
-            f"{attack:24} {_rates(one)}          {one.kept:5.2f}  {one.recovered:5.2f}  {one.growth:6.2f}  "
+        rates = " ".join(f"{phase.steps_per_s:7.2f}" for phase in (one.before, one.during, one.after))
+        say(
+            f"{attack:24} {rates}          {one.kept:5.2f}  {one.recovered:5.2f}  {one.growth:6.2f}  "
             f"{one.during.unhealthy + one.after.unhealthy:9}  {'' if one.is_survived else 'NOT KEPT'}\n"
             f"    {one.did}\n    {one.status}"
         )
     print(json.dumps({"promised": PROMISED, "growth": GROWTH, "attacks": results}))
     return is_kept
-
-
-def _rates(one: Measured) -> str:
-    return " ".join(f"{phase.steps_per_s:7.2f}" for phase in (one.before, one.during, one.after))
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.attacks", description=__doc__.partition("\n")[0])
-    parser.add_argument("attacks", nargs="*", choices=[*ATTACKS, []], default=[], help="default: all of them")
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each phase; default: %(default)s")
-    parser.add_argument("--directory", help="where the runs are kept; default: a temporary one")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -5,61 +5,63 @@
 
 A coordinator runs as a process of its own, with TLS, a ledger and fsync. This process leases, submits from
 several samplers at once, and then drains, as a learner would; its own time is not counted as CPU, but shares
-the cores. In the same run a bare stream takes the same bytes: gRPC, TLS, and an fsync for all that wait.
+the cores. In the same run a bare stream takes the same bytes: gRPC, TLS, and an fsync for all that wait
+(``bench.peer_lab.bare_server``), first one group in a message, then as many as samplers join.
 
 rate      groups a second, all of them on disk;   bare_rate      the bare stream's
 cpu_ms    CPU a group until it was on disk;       bare_cpu_ms    the bare stream's
 deliver_ms  CPU a group to deliver it to a learner
-ratio     rate / bare_rate
+ratio     rate / bare_rate;   joined_ratio     rate / bare_joined_rate, of the bare stream that joins groups
 """
 
 import argparse
 import asyncio
 import json
-import os
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import grpc
 import grpc.aio
 import numpy as np
 
-from bench.role_on_wire import role_to_wire
+from bench.peer_lab.bare_server import SUBMIT_ONE, SUBMIT_SEVERAL
+from bench.shared.made_groups import made_group
 from bench.shared.measured_process import MeasuredProcess, started
-from heterorl.v1 import common_pb2, membership_pb2, membership_pb2_grpc, rollout_pb2, rollout_pb2_grpc
+from bench.shared.played_run import PlayedRun, join_request
+from heterorl.v1 import common_pb2, membership_pb2_grpc, rollout_pb2, rollout_pb2_grpc
 from node.clients.rollouts.rollout_client import SamplerRolloutClient
 from node.clients.rollouts.submission_stream import SubmissionStream
-from node.enrolment.authority import LEAF_LIFETIME_S, Authority
-from node.enrolment.init_run import init_run, issue_identity
-from node.identity.identity_store import Identity, load_identity
-from node.identity.peer import Peer
-from node.process.memory import keep_freed_memory
+from node.identity.identity_store import Identity
 from node.rpc.channel import Purpose, dial
 from node.values.groups.rollout import Completion, EncodedGroup, Finish, PromptLease, RolloutGroup
 from node.values.groups.verdict import Verdict
-from node.values.limits import ROLLOUT_MESSAGE_BYTES
+from node.values.limits import GROUPS_PER_REQUEST, JOINED_GROUPS_BYTES
 from node.values.policy import PolicyVersion
-from node.values.protocol import OURS
 from node.values.run import Role
 from node.wire.rollouts import group_to_wire, submission_to_wire
 from sampler.rollouts.group_submitter import SUBMISSIONS_IN_FLIGHT
 
-RUN_ID: Final = "ingest"
 TIMEOUT_S: Final = 30.0
 COMPLETIONS: Final = 8
 LEASES: Final = 256
 """In one request, before the clock starts."""
 SIZES: Final = ((16, 3000), (1024, 240))
 """KiB of a group, and how many; newcomers are leased no more than some 3000."""
-BARE_GROUPS: Final = 128
-BARE_BYTES: Final = 16 << 20
-"""In one fsync of the bare stream, as in one of the coordinator."""
+SETTINGS: Final[dict[str, object]] = {
+    "prompts": 100_000,
+    "group_size": COMPLETIONS,
+    "concurrency_groups": 65_536,
+    "buffer_groups": 65_536,
+    "batch_groups": 1024,
+    "buffer_bytes": 4 << 30,
+}
+"""Settings of the coordinator, which refuses no group for want of room."""
 TOKEN_BYTES: Final = 12
 """Token id, logprob and version."""
 
@@ -73,102 +75,85 @@ def main() -> None:
     parser.add_argument("--kib", type=float, help="size of a group")
     parser.add_argument("--groups", type=int, default=0)
     parser.add_argument("--samplers", type=int, default=4, help="streams that submit at once")
-    parser.add_argument("--bare", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.bare is not None:
-        asyncio.run(_serve_bare(arguments.bare))
-        return
     for kib, groups in SIZES if arguments.kib is None else ((arguments.kib, arguments.groups or 500),):
         with tempfile.TemporaryDirectory(prefix="ingest-") as directory:
             measuring = measured(
                 Path(directory), kib=kib, groups=arguments.groups or groups, samplers=arguments.samplers
             )
-            result = asyncio.run(measuring)
-        print(json.dumps(asdict(result) | {"ratio": result.ratio}))
+            print(json.dumps(asyncio.run(measuring)))
 
 
-@dataclass(frozen=True, slots=True)
-class Ingest:
-    kib: float
-    groups: int
-    samplers: int
-    rate: float
-    cpu_ms: float
-    deliver_ms: float
-    bare_rate: float
-    bare_cpu_ms: float
-
-    @property
-    def ratio(self) -> float:
-        """How much of the bare stream's rate the coordinator's is."""
-        return self.rate / self.bare_rate
-
-
-async def measured(directory: Path, *, kib: float, groups: int, samplers: int) -> Ingest:
+async def measured(directory: Path, *, kib: float, groups: int, samplers: int) -> dict[str, float]:
     """Measure ``samplers`` that submit ``groups`` of this size, a learner draining them, a bare stream."""
-    run_directory = directory / "run"
+    run = PlayedRun.make(directory / "run")
     tokens = max(1, int(kib * 1024 / TOKEN_BYTES / COMPLETIONS))
-    init_run(run_directory, run_id=RUN_ID, hosts=("127.0.0.1",), now=time.time())
-    authority = Authority.load(run_directory / "coordinator" / "authority")
-    learner = load_identity(run_directory / "learner" / "identity")
-    assert learner is not None
-    identities = [
-        issue_identity(
-            authority, Peer(RUN_ID, Role.SAMPLER, f"sampler-{n}"), now=time.time(), lifetime_s=LEAF_LIFETIME_S
-        )
-        for n in range(samplers)
-    ]
+    learner = run.own_identity(Role.LEARNER)
+    identities = [run.new_identity(Role.SAMPLER, f"sampler-{n}") for n in range(samplers)]
     async with AsyncExitStack() as stack:
 
-        async def dialled(address: str, identity: Identity) -> grpc.aio.Channel:
+        async def dialled(identity: Identity) -> grpc.aio.Channel:
             return await stack.enter_async_context(
-                dial(address, identity, purpose=Purpose.ROLLOUTS, now=time.time())
+                dial(hub.address, identity, purpose=Purpose.ROLLOUTS, now=time.time())
             )
 
-        coordinator, address = await stack.enter_async_context(
-            _coordinator(run_directory, directory / "log", tokens=tokens)
-        )
-        learning = await dialled(address, learner)
+        settings = {f"coordinator.{key}": value for key, value in SETTINGS.items()}
+        settings["coordinator.max_new_tokens"] = tokens
+        hub = await stack.enter_async_context(run.coordinator(directory / "log", settings))
+        learning = await dialled(learner)
         await _join(learning, learner, learner_epoch=1, vocabulary_size=_VOCABULARY)
         stub: Any = rollout_pb2_grpc.RolloutServiceStub(learning)
         drain = stub.DrainRollouts()
         await drain.write(rollout_pb2.DrainRolloutsRequest(hello=rollout_pb2.DrainHello(learner_epoch=1)))
-        channels = [await dialled(address, identity) for identity in identities]
+        channels = [await dialled(identity) for identity in identities]
         work = [
             await _leased_groups(channel, identity, groups=groups // samplers, tokens=tokens)
             for channel, identity in zip(channels, identities, strict=True)
         ]
         for channel, (first, *_) in zip(channels, work, strict=True):  # pays for what is made once
             await _submitted(channel, [first])
-        cpu_s, took_s = await _cost(
-            coordinator, [_submitted(channel, own[1:]) for channel, own in zip(channels, work, strict=True)]
+        taking_in = await _cost(
+            hub.process, [_submitted(channel, own[1:]) for channel, own in zip(channels, work, strict=True)]
         )
         n = sum(len(own) - 1 for own in work)
         size_kib = statistics.mean(group.size_bytes for own in work for group in own) / 1024
         await drain.write(
             rollout_pb2.DrainRolloutsRequest(credit=rollout_pb2.DrainCredit(groups=n + samplers))
         )
-        deliver_s, _ = await _cost(coordinator, [_drained(drain, n + samplers)])
+        delivering = await _cost(hub.process, [_drained(drain, n + samplers)])
         drain.cancel()
     data = [[submission_to_wire(group).SerializeToString() for group in own] for own in work]
-    bare_s, bare_took_s = await _bare(run_directory, directory / "bare.log", identities, data)
-    return Ingest(
-        kib=size_kib,
-        groups=n,
-        samplers=samplers,
-        rate=n / took_s,
-        cpu_ms=1000 * cpu_s / n,
-        deliver_ms=1000 * deliver_s / (n + samplers),
-        bare_rate=n / bare_took_s,
-        bare_cpu_ms=1000 * bare_s / n,
-    )
+    bare, joined = [
+        await _bare(run, directory / f"bare-{most}.log", identities, data, most=most)
+        for most in (1, GROUPS_PER_REQUEST)
+    ]
+    return {
+        "kib": size_kib,
+        "groups": n,
+        "samplers": samplers,
+        **taking_in.figures("", n),
+        "deliver_ms": 1000 * delivering.cpu_s / (n + samplers),
+        **bare.figures("bare_", n),
+        **joined.figures("bare_joined_", n),
+        "ratio": bare.took_s / taking_in.took_s,
+        "joined_ratio": joined.took_s / taking_in.took_s,
+    }
 
 
-async def _cost(process: MeasuredProcess, work: Sequence[Coroutine[Any, Any, None]]) -> tuple[float, float]:
-    """Return CPU seconds of a process, and seconds, until this work is done."""
+@dataclass(frozen=True, slots=True)
+class Cost:
+    cpu_s: float
+    took_s: float
+
+    def figures(self, name: str, groups: int) -> dict[str, float]:
+        return {f"{name}rate": groups / self.took_s, f"{name}cpu_ms": 1000 * self.cpu_s / groups}
+
+
+async def _cost(process: MeasuredProcess, work: Sequence[Coroutine[Any, Any, None]]) -> Cost:
+    """Return what a process takes until this work is done."""
     began_s, cpu_s = time.monotonic(), process.cpu_s()
     await asyncio.gather(*work)
-    return process.cpu_s() - cpu_s, time.monotonic() - began_s
+    return Cost(process.cpu_s() - cpu_s, time.monotonic() - began_s)
 
 
 async def _leased_groups(
@@ -205,87 +190,51 @@ async def _drained(drain: Any, groups: int) -> None:
 
 
 async def _bare(
-    run_directory: Path, log: Path, identities: Sequence[Identity], data: Sequence[Sequence[bytes]]
-) -> tuple[float, float]:
-    """Return CPU seconds and seconds in which a bare stream takes the same bytes from the same callers."""
-    async with started(("-m", "bench.ingest", "--bare", str(run_directory)), log) as server:
+    run: PlayedRun, log: Path, identities: Sequence[Identity], data: Sequence[Sequence[bytes]], *, most: int
+) -> Cost:
+    """Return what a bare stream takes for the same bytes from the same callers, ``most`` in a message."""
+    words = ("-m", "bench.peer_lab.bare_server", "groups", str(run.directory))
+    async with started(words, log) as server:
         address = (await server.said("listen"))["listen"]
-
-        async def submitted(identity: Identity, messages: Sequence[bytes]) -> None:
-            async with dial(address, identity, purpose=Purpose.ROLLOUTS, now=time.time()) as channel:
-                submit: Any = channel.stream_stream("/bare/submit")
-                call, places = submit(), asyncio.Semaphore(SUBMISSIONS_IN_FLIGHT)
-
-                async def answered() -> None:
-                    for _ in messages:
-                        assert await call.read() == b"1"
-                        places.release()
-
-                answers = asyncio.create_task(answered())
-                for message in messages:
-                    await places.acquire()
-                    await call.write(message)
-                await answers
-                call.cancel()
-
-        await asyncio.gather(*(submitted(identities[n], own[:1]) for n, own in enumerate(data)))
-        return await _cost(server, [submitted(identities[n], own[1:]) for n, own in enumerate(data)])
+        await asyncio.gather(
+            *(_submitted_bare(address, identities[n], own[:1], most=most) for n, own in enumerate(data))
+        )
+        return await _cost(
+            server,
+            [_submitted_bare(address, identities[n], own[1:], most=most) for n, own in enumerate(data)],
+        )
 
 
-async def _serve_bare(run_directory: Path) -> None:
-    """Take messages, append all that wait to a file with one fsync, and answer each."""
-    keep_freed_memory()
-    identity = load_identity(run_directory / "coordinator" / "identity")
-    assert identity is not None
-    file = os.open(run_directory / "bare", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    arrived: asyncio.Queue[tuple[bytes, asyncio.Future[None]]] = asyncio.Queue(BARE_GROUPS)
+async def _submitted_bare(address: str, identity: Identity, groups: Sequence[bytes], *, most: int) -> None:
+    """Send groups, as many at once as a sampler; ``most``: how many that wait may share a message."""
+    async with dial(address, identity, purpose=Purpose.ROLLOUTS, now=time.time()) as channel:
+        submit: Any = channel.stream_stream(SUBMIT_ONE if most == 1 else SUBMIT_SEVERAL)
+        call, places, left = submit(), asyncio.Semaphore(SUBMISSIONS_IN_FLIGHT), deque(groups)
 
-    def written(messages: list[bytes]) -> None:
-        os.writev(file, messages)
-        os.fdatasync(file)
+        async def answered() -> None:
+            answers = 0
+            while answers < len(groups):
+                answers += (now := len(await call.read()))
+                for _ in range(now):
+                    places.release()
 
-    async def write() -> None:
-        while True:
-            batch = [await arrived.get()]
-            while not arrived.empty() and sum(len(message) for message, _ in batch) < BARE_BYTES:
-                batch.append(arrived.get_nowait())
-            await asyncio.to_thread(written, [message for message, _ in batch])
-            for _, is_on_disk in batch:
-                is_on_disk.set_result(None)
-
-    async def submit(requests: AsyncIterator[bytes], _: object) -> AsyncIterator[bytes]:
-        pending: asyncio.Queue[asyncio.Future[None]] = asyncio.Queue()
-
-        async def read() -> None:
-            async for request in requests:
-                is_on_disk: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                await arrived.put((request, is_on_disk))
-                pending.put_nowait(is_on_disk)
-
-        reader = asyncio.create_task(read())
-        try:
-            while True:
-                await (await pending.get())
-                yield b"1"
-        finally:
-            reader.cancel()
-
-    handlers: dict[str, Any] = {"submit": grpc.stream_stream_rpc_method_handler(submit)}
-    options = ("grpc.max_receive_message_length", "grpc.max_send_message_length")
-    sizes = [(option, ROLLOUT_MESSAGE_BYTES) for option in options]
-    server = grpc.aio.server(options=sizes)
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("bare", handlers)])
-    certificates = [(identity.key_pem, identity.certificate_pem)]
-    credentials = grpc.ssl_server_credentials(certificates, identity.ca_pem, require_client_auth=True)
-    port = server.add_secure_port("127.0.0.1:0", credentials)
-    await server.start()
-    print(json.dumps({"listen": f"127.0.0.1:{port}"}), flush=True)
-    await write()
+        answering = asyncio.create_task(answered())
+        while left:
+            await places.acquire()
+            message, size_bytes = [left.popleft()], 0
+            while left and len(message) < most and not places.locked():
+                size_bytes += len(message[-1])
+                if size_bytes + len(left[0]) > JOINED_GROUPS_BYTES:
+                    break
+                await places.acquire()
+                message.append(left.popleft())
+            await call.write(message[0] if most == 1 else b"".join((bytes([len(message)]), *message)))
+        await answering
+        call.cancel()
 
 
 def _group(lease: PromptLease, *, tokens: int) -> RolloutGroup:
     random = np.random.default_rng(0)
-    now = time.time()
     completion = Completion(
         token_ids=random.integers(0, _VOCABULARY, tokens).astype(np.int32),
         behaviour_logprob=-random.exponential(1.0, tokens).astype(np.float32),
@@ -293,58 +242,31 @@ def _group(lease: PromptLease, *, tokens: int) -> RolloutGroup:
         reward=1.0,
         finish=Finish.END,
     )
-    return RolloutGroup(
-        run_id=RUN_ID,
-        group_id=lease.lease_id,
+    return made_group(
+        lease.lease_id,
+        np.arange(64, dtype=np.int32),
+        (completion,) * COMPLETIONS,
+        lease.sampling,
+        now=time.time(),
         layout_digest=_LAYOUT,
         tokenizer_digest=_TOKENIZER,
         task=lease.task,
         prompt_index=lease.prompt_index,
-        prompt_token_ids=np.arange(64, dtype=np.int32),
-        completions=(completion,) * COMPLETIONS,
-        sampling=lease.sampling,
-        sampling_started_at_s=now - 2,
-        sampling_finished_at_s=now - 1,
-        graded_at_s=now,
         task_digest=lease.task_digest,
     )
 
 
 async def _join(channel: Any, identity: Identity, **changes: Any) -> None:
-    request = membership_pb2.JoinRequest(
-        run_id=RUN_ID,
-        role=role_to_wire(identity.role),
+    request = join_request(
+        identity.run_id,
+        identity.role,
         layout_digest=_LAYOUT,
         tokenizer_digest=_TOKENIZER,
         held=common_pb2.PolicyVersion(),
-        **asdict(OURS),
         **changes,
     )
     stub: Any = membership_pb2_grpc.MembershipServiceStub(channel)
     await stub.Join(request, timeout=TIMEOUT_S)
-
-
-@asynccontextmanager
-async def _coordinator(
-    run_directory: Path, log: Path, *, tokens: int
-) -> AsyncIterator[tuple[MeasuredProcess, str]]:
-    """Run a coordinator; yield it and its address."""
-    settings = {
-        "listen": "127.0.0.1:0",
-        "enrolment_listen": "127.0.0.1:0",
-        "task": "addition",
-        "prompts": 100_000,
-        "group_size": COMPLETIONS,
-        "max_new_tokens": tokens,
-        "concurrency_groups": 65_536,
-        "buffer_groups": 65_536,
-        "batch_groups": 1024,
-        "buffer_bytes": 4 << 30,
-    }
-    words = [word for key, value in settings.items() for word in ("--set", f"coordinator.{key}={value}")]
-    arguments = ("-m", "node", "--role", "coordinator", "--state-dir", str(run_directory), *words)
-    async with started(arguments, log) as process:
-        yield process, (await process.said("enrolment_listen"))["listen"]
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from scipy import stats  # type: ignore[import-untyped]
 
 from bench.forked_context import forked_context
+from bench.shared.made_groups import made_group
 from bench.shared.measure import CORES
 from learner.config import LearnerConfig
 from learner.model.model import Policy, load_policy
@@ -142,19 +143,13 @@ def drawn_groups(engine: NoiseMaskEngine, prompts: Prompts, *, version: int) -> 
         engine.add(GenerationRequest(f"{version}.{number}", prompt, MASKS, sampling))
     while engine.running:
         for request in engine.step():
-            yield RolloutGroup(
-                run_id="bench",
-                group_id=request.request_id,
+            yield made_group(
+                request.request_id,
+                request.prompt_token_ids,
+                request.completions,
+                sampling,
                 layout_digest=engine.layout.digest,
                 tokenizer_digest=engine.tokenizer.digest,
-                task="noise_mask",
-                prompt_index=0,
-                sampling=sampling,
-                sampling_started_at_s=0.0,
-                sampling_finished_at_s=0.0,
-                graded_at_s=0.0,
-                prompt_token_ids=request.prompt_token_ids,
-                completions=request.completions,
             )
 
 
@@ -164,15 +159,10 @@ def differences(lines: Sequence[dict[str, float | int]]) -> Iterator[dict[str, f
         errors = np.array([line[arm] for line in lines], np.float64)
         yield {"arm": arm, "seeds": len(lines), "error_mean": round(float(errors.mean()), 3)}
     for arm, other in (("as released", CLEAN), ("split", CLEAN), ("split", "as released")):
-        paired = np.array([line[arm] - line[other] for line in lines], np.float64)
-        half = float(stats.sem(paired) * stats.t.ppf((1 + CONFIDENCE) / 2, len(paired) - 1))
-        mean = float(paired.mean())
-        yield {
-            "difference": f"{arm} - {other}",
-            "mean": round(mean, 3),
-            "low": round(mean - half, 3),
-            "high": round(mean + half, 3),
-        }
+        ours, theirs = ([line[name] for line in lines] for name in (arm, other))
+        low, high = stats.ttest_rel(ours, theirs).confidence_interval(CONFIDENCE)
+        figures = {"mean": (low + high) / 2, "low": low, "high": high}
+        yield {"difference": f"{arm} - {other}"} | {key: round(float(n), 3) for key, n in figures.items()}
 
 
 if __name__ == "__main__":

@@ -33,15 +33,15 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench.shared.measured_process import MeasuredProcess, ended, started
+from bench.shared.measure import percentile
+from bench.shared.measured_process import ended, started
+from bench.shared.played_run import Hub, PlayedRun
 from node.commands.status.status_command import fetch_status
-from node.enrolment.init_run import IDENTITY_DIRECTORY, init_run
-from node.identity.identity_store import Identity, load_identity
 from node.system import descriptors
 from node.values.run import Role
 
@@ -129,28 +129,24 @@ def broken_promises(row: Row) -> list[str]:
 async def measured(peers: int, arguments: argparse.Namespace) -> Row:
     """Run a coordinator with so many peers and return what it showed."""
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as root:  # not /tmp, which may be memory
-        run = Path(root) / "run"
-        init_run(run, run_id="bench", hosts=("127.0.0.1",), now=time.time())
-        operator = load_identity(run / Role.OPERATOR / IDENTITY_DIRECTORY)
-        assert operator is not None
+        run = PlayedRun.make(Path(root) / "run")
+        settings = {"coordinator.prompts": 100, **dict(text.split("=", 1) for text in arguments.changes)}
         async with (
-            _coordinator(run, arguments) as hub,
-            _generator(run, hub.target, peers, arguments.every) as generator,
+            run.coordinator(Path(root) / "coordinator.log", settings) as hub,
+            _generator(run, hub.address, peers, arguments.every) as generator,
         ):
             idle_bytes, idle_cpu_s = hub.process.resident_bytes(), hub.process.cpu_s()
-            async with asyncio.timeout(JOIN_TIMEOUT_S):
-                await generator.hear()
+            await generator.joined()
             join_cpu_s = hub.process.cpu_s() - idle_cpu_s
-            await asyncio.sleep(min(arguments.every, arguments.seconds / 4))  # the last to join settle in
-            await generator.ask()
+            await generator.settled(arguments)
             began_s, began_cpu_s = time.perf_counter(), hub.process.cpu_s()
-            scrapes, status_s, rpc_s = await _watched(hub, run, operator, arguments.seconds)
+            scrapes, status_s, rpc_s = await _watched(hub, run, arguments.seconds)
             took_s = time.perf_counter() - began_s
             cpu_s = hub.process.cpu_s() - began_cpu_s
             seen = await generator.ask()
             resident = hub.process.resident_bytes()
         bare_s = await _bare_cpu_s(run, peers, arguments) if arguments.bare else 0.0
-    latencies = sorted(seen["latencies_s"])
+    latencies = seen["latencies_s"]
     heartbeats = len(latencies)
     slowest = max(scrapes)
     if seen["first_loss"]:
@@ -163,8 +159,8 @@ async def measured(peers: int, arguments: argparse.Namespace) -> Row:
         cpu_ms=round(1000 * cpu_s / max(1, heartbeats), 3),
         bare_ms=round(1000 * bare_s, 3),
         cores=round(cpu_s / took_s, 3),
-        p50_ms=round(1000 * _part(latencies, 0.5), 1),
-        p99_ms=round(1000 * _part(latencies, 0.99), 1),
+        p50_ms=round(1000 * percentile(latencies, 0.5), 1),
+        p99_ms=round(1000 * percentile(latencies, 0.99), 1),
         rss_mb=round(resident / 1e6, 1),
         peer_kb=round((resident - idle_bytes) / 1e3 / peers, 1),
         join_ms=round(1000 * join_cpu_s / peers, 2),
@@ -177,16 +173,14 @@ async def measured(peers: int, arguments: argparse.Namespace) -> Row:
     )
 
 
-async def _bare_cpu_s(run: Path, peers: int, arguments: argparse.Namespace) -> float:
+async def _bare_cpu_s(run: PlayedRun, peers: int, arguments: argparse.Namespace) -> float:
     """Return CPU seconds a heartbeat of a server that does nothing, with the same peers."""
-    words = ("-m", "bench.peer_lab.bare_server", str(run))
-    async with started(words, run.parent / "bare.log") as server:
+    words = ("-m", "bench.peer_lab.bare_server", "heartbeats", str(run.directory))
+    async with started(words, run.directory.with_name("bare.log")) as server:
         address = (await server.said("listen"))["listen"]
         async with _generator(run, address, peers, arguments.every) as generator:
-            async with asyncio.timeout(JOIN_TIMEOUT_S):
-                await generator.hear()
-            await asyncio.sleep(min(arguments.every, arguments.seconds / 4))
-            await generator.ask()
+            await generator.joined()
+            await generator.settled(arguments)
             began_cpu_s = server.cpu_s()
             await asyncio.sleep(arguments.seconds)
             cpu_s, seen = server.cpu_s() - began_cpu_s, await generator.ask()
@@ -195,7 +189,7 @@ async def _bare_cpu_s(run: Path, peers: int, arguments: argparse.Namespace) -> f
 
 
 async def _watched(
-    hub: "_Hub", run: Path, operator: Identity, seconds: float
+    hub: Hub, run: PlayedRun, seconds: float
 ) -> tuple[list[tuple[float, int, int]], float, float]:
     """Scrape and ask for the status for a while.
 
@@ -204,22 +198,22 @@ async def _watched(
     ends_s = time.perf_counter() + seconds
     scrapes = []
     await asyncio.sleep(seconds / 4)
-    command_s = await _timed_command(hub.target, run)
+    command_s = await _timed_command(hub.address, run)
     began_s = time.perf_counter()
-    await fetch_status(hub.target, operator)
+    await fetch_status(hub.address, run.own_identity(Role.OPERATOR))
     rpc_s = time.perf_counter() - began_s
     while True:
-        scrapes.append(await asyncio.to_thread(hub.scrape))
+        scrapes.append(await asyncio.to_thread(_scrape, hub))
         rest_s = ends_s - time.perf_counter()
         if rest_s <= 0:
             return scrapes, command_s, rpc_s
         await asyncio.sleep(min(rest_s, SCRAPE_EVERY_S))
 
 
-async def _timed_command(target: str, run: Path) -> float:
+async def _timed_command(target: str, run: PlayedRun) -> float:
     began_s = time.perf_counter()
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "node", "status", "--state-dir", str(run), "--coordinator", target,
+        sys.executable, "-m", "node", "status", "--state-dir", str(run.directory), "--coordinator", target,
         stdout=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     if await process.wait():
@@ -227,38 +221,13 @@ async def _timed_command(target: str, run: Path) -> float:
     return time.perf_counter() - began_s
 
 
-@dataclass(frozen=True, slots=True)
-class _Hub:
-    """A coordinator and where it listens."""
-
-    process: MeasuredProcess
-    target: str
-    telemetry: str
-
-    def scrape(self) -> tuple[float, int, int]:
-        """Return seconds, bytes and series of a scrape."""
-        began_s = time.perf_counter()
-        with urllib.request.urlopen(f"{self.telemetry}/metrics", timeout=60) as response:
-            page: bytes = response.read()
-        series = sum(bool(line) and not line.startswith(b"#") for line in page.splitlines())
-        return time.perf_counter() - began_s, len(page), series
-
-
-@contextlib.asynccontextmanager
-async def _coordinator(run: Path, arguments: argparse.Namespace) -> AsyncIterator[_Hub]:
-    settings = (
-        "coordinator.listen=127.0.0.1:0",
-        "coordinator.enrolment_listen=127.0.0.1:0",
-        "coordinator.task=addition",
-        "coordinator.prompts=100",
-        "telemetry.http_listen=127.0.0.1:0",
-        *arguments.changes,
-    )
-    words = [word for setting in settings for word in ("--set", setting)]
-    words = ["-m", "node", "--role", "coordinator", "--state-dir", str(run), *words]
-    async with started(words, run.parent / "coordinator.log") as process:
-        serving, telemetry = await process.said("enrolment_listen"), await process.said("port")
-        yield _Hub(process, serving["listen"], f"http://127.0.0.1:{telemetry['port']}")
+def _scrape(hub: Hub) -> tuple[float, int, int]:
+    """Return seconds, bytes and series of a scrape."""
+    began_s = time.perf_counter()
+    with urllib.request.urlopen(f"{hub.telemetry}/metrics", timeout=60) as response:
+        page: bytes = response.read()
+    series = sum(bool(line) and not line.startswith(b"#") for line in page.splitlines())
+    return time.perf_counter() - began_s, len(page), series
 
 
 class _Generator:
@@ -276,6 +245,16 @@ class _Generator:
         heard: dict[str, Any] = json.loads(line)
         return heard
 
+    async def joined(self) -> None:
+        """Wait until all have joined."""
+        async with asyncio.timeout(JOIN_TIMEOUT_S):
+            await self.hear()
+
+    async def settled(self, arguments: argparse.Namespace) -> None:
+        """Let the last to join settle in, and forget what was seen."""
+        await asyncio.sleep(min(arguments.every, arguments.seconds / 4))
+        await self.ask()
+
     async def ask(self) -> dict[str, Any]:
         """Return what it saw since it was asked before."""
         assert self._process.stdin is not None
@@ -284,10 +263,10 @@ class _Generator:
 
 
 @contextlib.asynccontextmanager
-async def _generator(run: Path, target: str, count: int, every_s: float) -> AsyncIterator[_Generator]:
+async def _generator(run: PlayedRun, target: str, count: int, every_s: float) -> AsyncIterator[_Generator]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.peer_lab.generator"),
-        *(str(run), target, str(count), str(every_s)),
+        *(str(run.directory), target, str(count), str(every_s)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         limit=1 << 26,  # latencies of a minute of 10 000 peers
@@ -296,10 +275,6 @@ async def _generator(run: Path, target: str, count: int, every_s: float) -> Asyn
         yield _Generator(process)
     finally:
         await ended(process, grace_s=0.0)
-
-
-def _part(values: Sequence[float], part: float) -> float:
-    return values[min(len(values) - 1, int(part * len(values)))] if values else 0.0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A learner's step on 1, 2 and 4 ranks of this host, beside a plain FSDP2 loop of torch.
+"""A learner's step on 1, 2 and 4 ranks of this host: its memory beside what ``plan`` says of it.
 
     python -m bench.ranks                     minutes, on a quiet machine
     python -m bench.ranks --size small        27 million parameters, two rounds
@@ -7,9 +7,7 @@
 One JSON line a figure. Ranks are processes on gloo with one thread each; times on fewer cores than ranks say
 nothing of more cores.
 
-    step            `ours, dp_shard` and `ours, tp`: train_step with the default objective; `plain, dp_shard`:
-                    the model's own forward under ``fully_shard``, whole logits, a mean for a loss, clipping
-                    and AdamW, as torch's tutorials have it
+    layout          `dp_shard` or `tp`, for train_step with the default objective
     seconds         median over rounds, of the slowest rank
     peak_bytes      largest resident memory of any rank during steps, beyond that before there was a model
     planned_bytes   what `heterorl-node plan` says of the same; held_share: of parameters, on the fullest rank
@@ -17,7 +15,6 @@ nothing of more cores.
 
 import argparse
 import json
-import socket
 import statistics
 import tempfile
 import time
@@ -29,145 +26,68 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from bench.learner.steps import (
-    CLIP_NORM,
-    LEARNING_RATE,
-    Shape,
-    gathered_logprob,
-    make_groups,
-    make_model,
-    make_optimizer,
-    padded_ids,
-)
+from bench.learner.steps import Ours, Shape, make_groups, make_model
 from bench.shared.measure import resident_bytes, restart_peak, return_freed_memory
-from learner.config import LearnerConfig
 from learner.model.model import load_policy
 from learner.model.rank_exchanges import ONE_RANK, Ranks
 from learner.ranks.rank_group import RankGroup
 from learner.sizing.mesh_sizes import MeshSizes
 from learner.sizing.model_shape import ModelShape
 from learner.sizing.rank_costs import RankLayout, rank_memory
-from learner.step.train_step import train_step
-from learner.step_settings import StepSettings
-from node.values.groups.rollout import RolloutGroup
 
 SHAPES: Final[Mapping[str, Shape]] = {
     "large": Shape("32 768, width 512, 8 layers", 32_768, 512, 8, 4, 8, 8, 56, rounds=7),
     "small": Shape("16 384, width 512, 6 layers", 16_384, 512, 6, 2, 8, 16, 48, rounds=2),
     "tiny": Shape("1024, width 64, 2 layers", 1024, 64, 2, 2, 4, 8, 8, rounds=2),
 }
-STEPS: Final = ("plain, dp_shard", "ours, dp_shard", "ours, tp")
+LAYOUTS: Final = ("dp_shard", "tp")
 LIMIT: Final = timedelta(minutes=30)
 
 
-class PlainSharded:
-    """The least that a sharded step does; each rank has its share of the rows."""
-
-    def __init__(self, model: PreTrainedModel, ids: Tensor, *, prompt_tokens: int) -> None:
-        """Take all rows, [rows, prompt and completion]."""
-        self._ids = ids[dist.get_rank() :: dist.get_world_size()]
-        self._prompt_tokens = prompt_tokens
-        self.model = model.train(False)
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-        for layer in model.get_submodule("model.layers").children():
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        self._optimizer = make_optimizer(model)
-
-    def __call__(self) -> None:
-        logprob = gathered_logprob(self.model, self._ids)
-        (-logprob[:, self._prompt_tokens - 1 :].mean()).backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-
-
-class OursSharded:
-    """The learner's step on every rank."""
-
-    def __init__(self, model_dir: Path, groups: Sequence[RolloutGroup], sizes: MeshSizes) -> None:
-        ranks: Ranks = RankGroup(sizes, device_type="cpu") if dist.get_world_size() > 1 else ONE_RANK
-        self._groups = groups
-        self._policy = load_policy(model_dir, device="cpu", ranks=ranks)
-        self.model = self._policy.model
-        self._optimizer = make_optimizer(self.model)
-        self._settings = StepSettings.of(
-            LearnerConfig(model_dir=model_dir, learning_rate=LEARNING_RATE, gradient_clip_norm=CLIP_NORM)
-        )
-
-    def __call__(self) -> None:
-        train_step(self._policy, self._optimizer, self._groups, version=0, settings=self._settings)
-
-
 def step_lines(model_dir: Path, shape: Shape, *, ranks: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Return a line for each step on each number of ranks; ``model_dir`` has the shape's model."""
-    groups = make_groups(shape)
+    """Return a line for each layout of each number of ranks; ``model_dir`` has the shape's model."""
     sizes = ModelShape.of_config(json.loads((model_dir / "config.json").read_text()), name=shape.name)
     for count in ranks:
-        for name in STEPS:
-            is_tp = name.endswith("tp")
+        for layout in LAYOUTS:
+            is_tp = layout == "tp"
             if is_tp and (count == 1 or sizes.heads % count or sizes.kv_heads % count):
                 continue
-            told = _on_ranks(count, name, model_dir, groups, shape)
+            told = _on_ranks(count, layout, model_dir, shape)
             tp, dp_shard = (count, 1) if is_tp else (1, count)
             read = shape.groups * shape.prompt_tokens + shape.rows * (shape.completion_tokens - 1)
-            tokens = -(-read // dp_shard)
-            layout = RankLayout(dp_shard=dp_shard, tp=tp, micro_batch_tokens=tokens)
-            planned = sum(rank_memory(sizes, layout, compute_bytes=4).values())
-            yield {"kind": shape.name, "step": name, "ranks": count, **told, "planned_bytes": round(planned)}
+            costs = RankLayout(dp_shard=dp_shard, tp=tp, micro_batch_tokens=-(-read // dp_shard))
+            planned = sum(rank_memory(sizes, costs, compute_bytes=4).values())
+            line = {"kind": shape.name, "layout": layout, "ranks": count}
+            yield line | told | {"planned_bytes": round(planned)}
 
 
-def _on_ranks(
-    ranks: int, name: str, model_dir: Path, groups: Sequence[RolloutGroup], shape: Shape
-) -> dict[str, Any]:
-    """Time a step on as many ranks; return what the first one told."""
-    with socket.socket() as free, tempfile.TemporaryDirectory() as directory:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
+def _on_ranks(ranks: int, layout: str, model_dir: Path, shape: Shape) -> dict[str, Any]:
+    """Take steps on as many ranks; return what the first one told."""
+    with tempfile.TemporaryDirectory() as directory:
         told = Path(directory) / "figures"
         torch.multiprocessing.spawn(  # type: ignore[no-untyped-call, attr-defined]
-            _rank, args=(ranks, port, told, name, model_dir, groups, shape), nprocs=ranks
+            _rank, args=(ranks, told, layout, model_dir, shape), nprocs=ranks
         )
         figures: dict[str, Any] = json.loads(told.read_text())
     return figures
 
 
-def _rank(
-    rank: int,
-    ranks: int,
-    port: int,
-    told: Path,
-    name: str,
-    model_dir: Path,
-    groups: Sequence[RolloutGroup],
-    shape: Shape,
-) -> None:
+def _rank(rank: int, ranks: int, told: Path, layout: str, model_dir: Path, shape: Shape) -> None:
     torch.set_num_threads(1)
-    address = f"tcp://127.0.0.1:{port}"
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=ranks, timeout=LIMIT)
-    figures = _time_steps(name, model_dir, groups, shape)
+    meets_at = f"file://{told}-ranks"
+    dist.init_process_group("gloo", init_method=meets_at, rank=rank, world_size=ranks, timeout=LIMIT)
+    figures = _measured(layout, model_dir, shape)
     if rank == 0:
         told.write_text(json.dumps(figures))
     dist.destroy_process_group()
 
 
-def _time_steps(name: str, model_dir: Path, groups: Sequence[RolloutGroup], shape: Shape) -> dict[str, Any]:
+def _measured(layout: str, model_dir: Path, shape: Shape) -> dict[str, Any]:
     ranks, before = dist.get_world_size(), resident_bytes()
-    step: PlainSharded | OursSharded
-    if name.startswith("plain"):
-        model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, trust_remote_code=False)
-        step = PlainSharded(model, padded_ids(list(groups)), prompt_tokens=shape.prompt_tokens)
-        del model
-    else:
-        step = OursSharded(
-            model_dir, groups, MeshSizes(tp=ranks) if name.endswith("tp") else MeshSizes(dp_shard=ranks)
-        )
+    sizes = MeshSizes(tp=ranks) if layout == "tp" else MeshSizes(dp_shard=ranks)
+    mesh: Ranks = RankGroup(sizes, device_type="cpu") if ranks > 1 else ONE_RANK
+    step = Ours(load_policy(model_dir, device="cpu", ranks=mesh), make_groups(shape))
     took = []
     for _ in range(shape.rounds + 1):
         dist.barrier()

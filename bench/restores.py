@@ -13,13 +13,14 @@ from pathlib import Path
 
 from bench.kill_lab import command
 from bench.kill_lab.plan import Plan
-from bench.kill_lab.restores import Campaign
+from bench.kill_lab.restores import RestoreCampaign
+from bench.kill_lab.stage import Stage
 
 
 async def run(plan: Plan, root: Path, *, moments: int) -> command.Summary:
     """Run the whole campaign below ``root``, which is made, and return its summary."""
-    campaign = partial(Campaign, moments=moments, say=command.say)
-    return await command.run_campaign(plan, root, campaign)
+    campaign = partial(RestoreCampaign, moments=moments)
+    return await command.run_campaign(plan, root, campaign, stage_of=Stage)
 
 
 def main() -> int:

@@ -17,18 +17,19 @@ import json
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+from bench.cheat_lab.cheated_run import CheatedRun
 from bench.cheat_lab.lies import Cheat
-from bench.cheat_lab.lying_node import environment
 from bench.cheat_lab.stalling_node import STALL
 from bench.cheat_lab.stalling_task import StallingTask
-from bench.shared.demo_run import DemoRun, demo_model, kept_below
-from deploy.runs.processes import Children, children_below
-from deploy.runs.records import StepTail, read_ledger
+from bench.shared.demo_run import READY_TIMEOUT_S, demo_model, in_turn, kept_below, run_parser
+from deploy.runs.processes import Children
 from deploy.runs.run_directory import COORDINATOR, LEARNER, Section
 
 MOST_LIES: Final = 0.02
@@ -37,9 +38,8 @@ FEW_TRAINED: Final = 2
 LEAST_SPEED: Final = 0.8
 HONEST_FIRST: Final = 6
 BATCH_GROUPS: Final = 8
-HONEST, LIAR = "sampler-1", "sampler-9"
+HONEST, LIAR, HUNG = "sampler-1", "sampler-9", "verifier-2"
 TASK: Final = "stalling"
-READY_TIMEOUT_S: Final = 240.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,8 @@ class Case:
     """The case without those that stall."""
 
 
+_required: Final = partial(Case, requires_verifier=True, compared_with="required")
+
 CASES: Final = (
     Case("liar", has_liar=True),
     Case("liar, staller", stallers=1, has_liar=True),
@@ -65,21 +67,10 @@ CASES: Final = (
     Case("liar, staller, 1 in 4 slow", stallers=1, stalling_part=0.25, has_liar=True),
     Case("liar, staller, restart", stallers=1, has_liar=True, restarts_coordinator=True),
     Case("required", requires_verifier=True),
-    Case("required, staller", stallers=1, requires_verifier=True, compared_with="required"),
-    Case("required, 3 stallers", stallers=3, requires_verifier=True, compared_with="required"),
-    Case(
-        "required, hung verifier",
-        requires_verifier=True,
-        has_hung_verifier=True,
-        compared_with="required",
-    ),
-    Case(
-        "required, staller, hung",
-        stallers=1,
-        requires_verifier=True,
-        has_hung_verifier=True,
-        compared_with="required",
-    ),
+    _required("required, staller", stallers=1),
+    _required("required, 3 stallers", stallers=3),
+    _required("required, hung verifier", has_hung_verifier=True),
+    _required("required, staller, hung", stallers=1, has_hung_verifier=True),
 )
 
 
@@ -89,13 +80,12 @@ class Measured:
     trained_on: int
     liar_found: bool
     falsely_found: tuple[str, ...]
-    steps: int
     steps_per_s: float
     outcomes: Mapping[str, int]
     """Verdict -> groups of those that stall."""
 
 
-class StalledRun(DemoRun):
+class StalledRun(CheatedRun):
     """A run below ``root``. The caller ends the children that are left."""
 
     def __init__(self, root: Path, case: Case, *, children: Children, seed: int) -> None:
@@ -105,9 +95,10 @@ class StalledRun(DemoRun):
             root,
             children=children,
             samplers=(HONEST, *self.stallers, *([LIAR] if case.has_liar else [])),
-            verifiers=("verifier-1", *(["verifier-2"] if case.has_hung_verifier else [])),
+            verifiers=("verifier-1", *([HUNG] if case.has_hung_verifier else [])),
+            cheats={LIAR: Cheat("inverted", after=HONEST_FIRST)} if case.has_liar else {},
+            seed=seed,
         )
-        self._seed = seed
 
     async def begin(self, model: Path) -> None:
         """Make the run on ``model`` and bring every process up, verifiers before samplers.
@@ -119,103 +110,74 @@ class StalledRun(DemoRun):
         for name in self.verifiers:
             await self.start(name, environ={})
         if self.case.has_hung_verifier:
-            self._children.signal("verifier-2", signal.SIGSTOP)
+            self._children.signal(HUNG, signal.SIGSTOP)
+        vocabulary = json.loads((model / "tokenizer.json").read_text())["model"]["vocab"]
+        stall = {STALL: json.dumps({"plus": vocabulary["+"], "part": self.case.stalling_part})}
         async with asyncio.TaskGroup() as tasks:
             for name in self.stallers:
-                tasks.create_task(self._start_staller(name, model))
+                tasks.create_task(self.start(name, environ=stall, module="bench.cheat_lab.stalling_node"))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.start(LEARNER, environ={}))
-            tasks.create_task(self.start(HONEST, environ={}))
-            if self.case.has_liar:
-                tasks.create_task(self._start_liar())
+            for name in (HONEST, *self.cheats):
+                tasks.create_task(self.start_sampler(name))
 
     async def observe(self, seconds: float) -> None:
         """Let the run go on for so long after its first step."""
-        steps, deadline_s = StepTail(self.directory.step_log), time.monotonic() + READY_TIMEOUT_S
+        steps, deadline_s = self.steps(), time.monotonic() + READY_TIMEOUT_S
         while not steps.read() and time.monotonic() < deadline_s:
             await self.wait_for_last_step(timeout_s=0.2)
+        await asyncio.sleep(seconds / 2)
         if self.case.restarts_coordinator:
-            await asyncio.sleep(seconds / 2)
             await self._children.stop(COORDINATOR)
             await self.start(COORDINATOR, environ={})
-            await asyncio.sleep(seconds / 2)
-        else:
-            await asyncio.sleep(seconds)
+        await asyncio.sleep(seconds / 2)
         if self.case.has_hung_verifier:
-            self._children.signal("verifier-2", signal.SIGCONT)
-
-    def told(self) -> set[str]:
-        """Return the ids of the groups that the liar lied about."""
-        path = self.directory.root / "liar.lies"
-        return {line.split()[0] for line in path.read_text().splitlines()} if path.exists() else set()
-
-    async def _start_staller(self, name: str, model: Path) -> None:
-        vocabulary = json.loads((model / "tokenizer.json").read_text())["model"]["vocab"]
-        stall = json.dumps({"plus": vocabulary["+"], "part": self.case.stalling_part})
-        await self.start(name, environ={STALL: stall}, module="bench.cheat_lab.stalling_node")
-
-    async def _start_liar(self) -> None:
-        root = self.directory.root
-        cheat = Cheat("inverted", after=HONEST_FIRST)
-        environ = environment(cheat, lies=root / "liar.lies", league=root / "league")
-        await self.start(LIAR, environ=environ, module=environment.__module__)
+            self._children.signal(HUNG, signal.SIGCONT)
 
     def _changes(self) -> dict[str, Mapping[str, Section]]:
         tasks = {TASK: f"{StallingTask.__module__}:{StallingTask.__name__}"}
+        changes = self.changes(BATCH_GROUPS)
         coordinator: Section = {
+            **changes[COORDINATOR]["coordinator"],
             "task": TASK,
             "prompts": StallingTask.prompts,
-            "prompt_seed": self._seed,
-            "batch_groups": BATCH_GROUPS,
-            "heartbeat_interval_s": 0.5,
-            "lease_ttl_s": 20.0,
-            "concurrency_groups": 3 * BATCH_GROUPS,
-            "buffer_groups": 4 * BATCH_GROUPS,
             "require_verifier": self.case.requires_verifier,
         }
-        changes: dict[str, Mapping[str, Section]] = {
-            COORDINATOR: {"coordinator": coordinator},
-            LEARNER: {"learner": {"buffer_groups": 2 * BATCH_GROUPS}},
-            **{name: {"verifier.custom_tasks": tasks} for name in self.verifiers},
-        }
+        changes[COORDINATOR] = {"coordinator": coordinator}
+        changes |= {name: {"verifier.custom_tasks": tasks} for name in self.verifiers}
         for number, name in enumerate(self.samplers):
             # One grader process: it sets the sampler's pace.
-            sampler = {"seed": 9 * self._seed + number, "grader_processes": 1}
+            sampler = {"seed": 9 * self.seed + number, "grader_processes": 1}
             changes[name] = {"sampler": sampler, "sampler.custom_tasks": tasks}
         return changes
 
 
-async def measure(run: StalledRun, model: Path, *, seconds: float) -> Measured:
+async def measure(
+    case: Case, place: Path, children: Children, *, model: Path, given: argparse.Namespace
+) -> Measured:
     """Run for so long and count.
 
     Raises:
         ChildError: a process ended.
     """
+    run = StalledRun(place, case, children=children, seed=given.seed)
     await run.begin(model)
-    await run.observe(seconds)
+    await run.observe(given.seconds)
     await run.drain()
-    ledger = read_ledger(run.directory.ledger, run_id=run.directory.run_id)
-    trained = {group_id for group_ids in ledger.steps.values() for group_id in group_ids}
-    told = run.told()
-    shut_out = run.shut_out()
-    steps = StepTail(run.directory.step_log).read()
+    caught, steps = run.caught(), run.steps().read()
     took_s = steps[-1].at_s - steps[0].at_s if len(steps) > 1 else 0.0
-    stalled: dict[str, int] = {}
-    for name in run.stallers:
-        for verdict, n in ledger.verdicts.get(name, {}).items():
-            stalled[verdict] = stalled.get(verdict, 0) + n
+    stalled = sum((Counter(caught.verdicts.get(name, {})) for name in run.stallers), Counter[str]())
     return Measured(
-        lies=len(told),
-        trained_on=len(trained & told),
-        liar_found=LIAR in shut_out,
-        falsely_found=tuple(sorted(shut_out.keys() & {HONEST})),
-        steps=len(steps),
-        steps_per_s=(len(steps) - 1) / max(took_s, seconds),
-        outcomes=stalled,
+        lies=caught.lies,
+        trained_on=caught.trained_on,
+        liar_found=LIAR in caught.shut_out,
+        falsely_found=tuple(sorted(caught.shut_out.keys() & {HONEST})),
+        steps_per_s=(len(steps) - 1) / max(took_s, given.seconds),
+        outcomes=dict(stalled),
     )
 
 
-def _is_kept(case: Case, one: Measured, speed: float | None) -> bool:
+def _is_kept(one: Measured, speed: float | None) -> bool:
     few = one.lies < FEW
     if one.trained_on > (FEW_TRAINED if few else MOST_LIES * one.lies) or one.falsely_found:
         return False
@@ -226,12 +188,7 @@ async def _measure_all(root: Path, cases: list[Case], given: argparse.Namespace)
     model, is_kept = await demo_model(root, seed=given.seed), True
     print("case                        lies  trained on  found  false  steps/s  of that without", flush=True)
     speeds: dict[str, float] = {}
-    for number, case in enumerate(cases):
-        place = root / f"run-{number}"
-        async with children_below(place) as children:
-            run = StalledRun(place, case, children=children, seed=given.seed)
-            one = await children.guard(measure(run, model, seconds=given.seconds))
-        (place / "measured.json").write_text(json.dumps({"case": asdict(case), **asdict(one)}))
+    async for case, one in in_turn(root, cases, partial(measure, model=model, given=given)):
         speeds[case.name] = one.steps_per_s
         before = speeds.get(case.compared_with)
         speed = None if not before else one.steps_per_s / before
@@ -241,25 +198,17 @@ async def _measure_all(root: Path, cases: list[Case], given: argparse.Namespace)
             f"{len(one.falsely_found):5}  {one.steps_per_s:7.2f}  {shown:6}  {dict(one.outcomes) or ''}",
             flush=True,
         )
-        is_kept &= _is_kept(case, one, speed)
+        is_kept &= _is_kept(one, speed)
     return is_kept
 
 
 def main() -> int:
     """Measure, print, and return the exit code."""
-    given = _arguments()
+    parser = run_parser("stalls", __doc__, [case.name for case in CASES])
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each run; default: %(default)s")
+    given = parser.parse_args()
     chosen = [case for case in CASES if not given.cases or case.name in given.cases]
     return kept_below(given.directory, "stalls", lambda root: _measure_all(root, chosen, given))
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.stalls", description=__doc__.partition("\n")[0])
-    names = [case.name for case in CASES]
-    parser.add_argument("cases", nargs="*", choices=[*names, []], default=[], help="default: all of them")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each run; default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    parser.add_argument("--directory", help="where the runs are kept; default: a temporary one")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

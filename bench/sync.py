@@ -13,9 +13,9 @@
     chain       a keyframe through three relays after each other, against one hop
 
 Real processes with mutual TLS in network namespaces, over links emulated in user space (sync_lab/link.c):
-root, /dev/net/tun, iproute2, a C compiler, nginx and curl are needed. One JSON line per measurement; the
-table goes to bench/results. Time runs from the moment the hub announces a version, which it
-then has on disk, to the moment the receiver has verified every word of it; `served_s` includes its disk.
+root, /dev/net/tun, iproute2, a C compiler, nginx, curl and iperf3 are needed. One JSON line per
+measurement; the table goes to bench/results. Time runs from the moment the hub announces a version, which
+it then has on disk, to the moment the receiver has verified every word of it; `served_s` includes its disk.
 """
 
 import argparse
@@ -26,19 +26,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+from bench.shared.played_run import PlayedRun
 from bench.sync_lab import report
 from bench.sync_lab.faults import cut, loss
 from bench.sync_lab.fleets import chain, fanout
 from bench.sync_lab.gigabit import gigabit
 from bench.sync_lab.lab import Facts, Lab
-from bench.sync_lab.peers import Run
 from bench.sync_lab.steps import keyframe, step
 from deploy import needs
 
 SCENARIOS: Final[dict[str, Callable[[Lab], Iterator[Facts]]]] = {
     scenario.__name__: scenario for scenario in (step, keyframe, loss, cut, fanout, gigabit, chain)
 }
-NEEDED: Final = ("root", "gcc", "/dev/net/tun", "network namespaces", "nginx", "curl", "wget")
+NEEDED: Final = ("root", "gcc", "/dev/net/tun", "network namespaces", "nginx", "curl", "wget", "iperf3")
 RESULTS: Final = Path(__file__).with_name("results")
 
 
@@ -57,7 +57,7 @@ def main() -> int:
     wanted = arguments.scenarios or list(SCENARIOS)
     measured = [facts for facts in report.read(arguments.out) if facts["scenario"] not in wanted]
     with tempfile.TemporaryDirectory(prefix="heterorl-sync-") as directory:
-        lab = Lab(Path(directory), arguments.quick, Run.make(Path(directory) / "run"))
+        lab = Lab(Path(directory), arguments.quick, PlayedRun.make(Path(directory) / "run"))
         for name in wanted:
             for facts in SCENARIOS[name](lab):
                 measured.append({"scenario": name} | facts)

@@ -13,23 +13,15 @@ from pathlib import Path
 
 from bench.kill_lab import command
 from bench.kill_lab.plan import Plan
-from bench.kill_lab.stage import Stage
 from bench.kill_lab.takeovers import TakeoverCampaign, TakeoverStage
-from bench.kill_lab.witness import Witness
 from deploy.runs.postgresql_server import postgresql_server
-from deploy.runs.processes import Children
 
 
 async def run(plan: Plan, root: Path) -> command.Summary:
     """Run the whole campaign below ``root``, which is made, and return its summary."""
-
-    def campaign(stage: Stage, _: Children) -> TakeoverCampaign:
-        assert isinstance(stage, TakeoverStage)
-        return TakeoverCampaign(stage, Witness.of(stage), say=command.say)
-
     with postgresql_server(is_durable=True) as server:
         stage_of = partial(TakeoverStage, database=server.create("run"))
-        return await command.run_campaign(plan, root, campaign, stage_of=stage_of)
+        return await command.run_campaign(plan, root, TakeoverCampaign, stage_of=stage_of)
 
 
 def main() -> int:

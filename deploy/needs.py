@@ -133,6 +133,7 @@ NEEDS: Final = {
     "zsh": _program("zsh", "zsh"),
     "fish": _program("fish", "fish"),
     "curl": _program("curl", "curl"),
+    "iperf3": _program("iperf3", "iperf3"),
     "wget": _program("wget", "wget"),
 }
 

@@ -41,6 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--tokens", type=_count(1 << 40), default=1 << 18, help="of a step; default: %(default)s")
     add("--row", type=_count(1 << 24), default=2048, help="tokens of the longest row; default: %(default)s")
+    add("--prompt", type=_count(1 << 24), default=1, help="tokens of it that a group's rows share")
+    add("--completions", type=_count(4096), default=8, help="of a group; default: %(default)s")
     add("--json", action="store_true", help="print every layout, with all figures")
 
 
@@ -58,6 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         memory_bytes=arguments.memory * 1e9,
         tokens=max(arguments.tokens, arguments.row),
         row_tokens=arguments.row,
+        keys_a_token=_keys_a_token(arguments.row, arguments.prompt, rows=arguments.completions),
     )
     behind = lag(shape, link_mbit_s=arguments.link, step_s=planned[0].step_s.middle)
     if arguments.json:
@@ -68,6 +71,12 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _show(shape, planned, behind, arguments)
     return ExitCode.DRAINED if planned[0].fits else ExitCode.FAILED
+
+
+def _keys_a_token(row: int, prompt: int, *, rows: int) -> float:
+    """Return the tokens of a group's rows over those that the model reads, which has their prompt once."""
+    shared = min(prompt, row - 1)
+    return rows * row / (shared + rows * (row - shared))
 
 
 def _show(shape: ModelShape, planned: Sequence[Planned], behind: Lag, arguments: argparse.Namespace) -> None:

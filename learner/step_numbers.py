@@ -16,9 +16,9 @@ import numpy as np
 from node.values.groups.rollout import Finish, RolloutGroup, mean_metrics
 
 
-def _gauge(help_text: str, *, name: str = "") -> Any:
+def _gauge(help_text: str, *, name: str = "", **default: Any) -> Any:
     """Return a field that has a gauge, under its own name unless ``name`` is given."""
-    return field(metadata={"help": help_text, "gauge": name})
+    return field(metadata={"help": help_text, "gauge": name}, **default)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +94,10 @@ class StepNumbers:
     clamped_tokens: int
     """Tokens whose log ratio was clamped before exponentiation, see ``formulas.log_ratio``: somebody's
     logprobs are not the policy's."""
+    read_tokens: int | None = _gauge("Positions that the model read in the newest step.", default=None)
+    """Padding included, on all shares of the rows; None, as of the next one: before 0.4."""
+    distinct_tokens: int | None = _gauge("Tokens of the newest step's rows, shared ones once.", default=None)
+    """Without padding; a family that goes row by row shares none."""
 
     def flat(self) -> dict[str, Any]:
         """Return all numbers by name, those of the batch among them."""

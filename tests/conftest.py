@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -50,6 +51,17 @@ if (
 # Under nohup it is ignored, by all that tests start too: a daemon would not drain when its terminal closes.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+TESTS = Path(__file__).parent
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let each worker begin to collect elsewhere: the first compiles a module, and the others read it."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    if worker and [Path(arg).resolve() for arg in config.args] == [TESTS]:
+        places = sorted({*TESTS.glob("[a-z]*/"), *TESTS.glob("unit/[a-z]*")} - {TESTS / "unit"})
+        first = len(places) * int(worker) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        config.args[:] = map(str, places[first:] + places[:first])
+
 
 LONG = frozenset(
     {
@@ -63,11 +75,15 @@ LONG = frozenset(
 """Files that take longest, besides the system tests."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Begin with what takes longest: with the system tests on one worker, with the others on the next.
 
-    Each worker gets an equal part of the list; one that has finished takes from the ends of others'.
+    Each worker gets an equal part of the list, which is the same for all whatever they collected first; one
+    that has finished takes from the ends of others'.
     """
+    items.sort(key=lambda item: item.path)
+    yield
     system = [item for item in items if item.path.parent.name == "system"]
     long = [item for item in items if item.path.name in LONG]
     short = [item for item in items if item.path.parent.name != "system" and item.path.name not in LONG]

@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import random
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
+from itertools import count, product
 from typing import Any, Final
 
 import grpc
@@ -16,11 +17,9 @@ from bench.attack_lab.task import CoinTask
 from heterorl.v1 import membership_pb2, rollout_pb2
 from node.clients.rollouts.rollout_client import SamplerRolloutClient
 from node.coordinator.work.slots.slot import slot_and_attempt
-from node.errors import RefusedError
 from node.rpc.address import join_address
-from node.rpc.call_ends import ConnectionLost
 from node.rpc.channel import dial_as_stranger
-from node.values.groups.rollout import EncodedGroup, LeasePurpose
+from node.values.groups.rollout import EncodedGroup, LeasePurpose, PromptLease
 from node.values.run import Role
 from node.wire.rollouts import group_to_wire
 
@@ -41,37 +40,31 @@ STORM_SAMPLERS: Final = 200
 
 async def hoard(enemy: Enemy) -> None:
     """Lease all there is and keep it by heartbeats."""
-    foe, leases = await _sampler(enemy), list[str]()
-    async with enemy.heartbeats(foe, leases):
-        while True:
-            leases += [lease.lease_id for lease in await enemy.lease(foe)]
-            await asyncio.sleep(PAUSE_S)
+    foe, held = await _sampler(enemy), list[str]()
+    async with enemy.heartbeats(foe, held):
+        async for leases in _leases(enemy, foe):
+            held += [lease.lease_id for lease in leases]
 
 
 async def drop(enemy: Enemy) -> None:
     """Lease all there is and never answer."""
     foe = await _sampler(enemy)
     async with enemy.heartbeats(foe, ()):
-        while True:
-            await enemy.lease(foe)
-            await asyncio.sleep(PAUSE_S)
+        async for _ in _leases(enemy, foe):
+            pass
 
 
 async def fail_all(enemy: Enemy) -> None:
     """Fail every lease as too long."""
-    foe = await _sampler(enemy)
+    foe, fault = await _sampler(enemy), rollout_pb2.LEASE_FAULT_PROMPT_TOO_LONG
     async with enemy.heartbeats(foe, ()):
-        while True:
+        async for leases in _leases(enemy, foe):
             failed = [
-                rollout_pb2.FailedLease(
-                    lease_id=lease.lease_id, fault=rollout_pb2.LEASE_FAULT_PROMPT_TOO_LONG, detail="a lie"
-                )
-                for lease in await enemy.lease(foe)
+                rollout_pb2.FailedLease(lease_id=lease.lease_id, fault=fault, detail="a lie")
+                for lease in leases
             ]
-            if failed:
-                request = rollout_pb2.ReleaseLeasesRequest(failed=failed)
-                await enemy.tried("failed", foe.rollouts.ReleaseLeases(request, timeout=CALL_TIMEOUT_S))
-            await asyncio.sleep(PAUSE_S)
+            request = rollout_pb2.ReleaseLeasesRequest(failed=failed)
+            await enemy.tried("failed", foe.rollouts.ReleaseLeases(request, timeout=CALL_TIMEOUT_S))
 
 
 async def absurd_size(enemy: Enemy) -> None:
@@ -112,36 +105,26 @@ async def step_report(enemy: Enemy) -> None:
 async def in_others_names(enemy: Enemy) -> None:
     """Submit groups under guessed lease ids of honest samplers, in their names and in its own."""
     foe = await _sampler(enemy)
-    while True:
-        leases = [lease for lease in await enemy.lease(foe, 1) if lease.purpose is LeasePurpose.TRAINING]
-        if not leases:
-            await asyncio.sleep(PAUSE_S)
+    async for lease, *_ in _leases(enemy, foe, wanted=1):
+        if lease.purpose is not LeasePurpose.TRAINING:
             continue
-        slot, _ = slot_and_attempt(leases[0].lease_id)
+        slot, _ = slot_and_attempt(lease.lease_id)
         head = await enemy.head(foe)
-        for back in range(12):
-            for sampler_id in ("sampler-1", "sampler-2", ""):
-                group = replace(
-                    enemy.group(foe, leases[0], version=head.number), group_id=f"{max(0, slot - back)}.1"
-                )
-                await _submit_raw(enemy, foe, replace(group_to_wire(group), sampler_id=sampler_id))
-        await asyncio.sleep(PAUSE_S)
+        for back, sampler_id in product(range(12), ("sampler-1", "sampler-2", "")):
+            group = enemy.group(foe, lease, version=head.number)
+            group = replace(group, group_id=f"{max(0, slot - back)}.1")
+            await _submit_raw(enemy, foe, replace(group_to_wire(group), sampler_id=sampler_id))
 
 
 async def unknown_fields(enemy: Enemy) -> None:
     """Submit valid groups with 60 MB in a field that nobody knows."""
-    foe = await _sampler(enemy)
-    # Field 999, wire type 2, and its length.
-    junk = _varint(999 << 3 | 2) + _varint(UNKNOWN_BYTES) + random.randbytes(UNKNOWN_BYTES)
+    foe, junk = await _sampler(enemy), _field(random.randbytes(UNKNOWN_BYTES))
     async with enemy.heartbeats(foe, ()):
-        while True:
-            for lease in await enemy.lease(foe, 2):
+        async for leases in _leases(enemy, foe, wanted=2, pause_s=1.0):
+            for lease in leases:
                 head = await enemy.head(foe)
-                group = enemy.group(foe, lease, version=head.number)
-                padded = group_to_wire(group)
-                padded = replace(padded, columns=padded.columns + junk)
-                await _submit_raw(enemy, foe, padded)
-            await asyncio.sleep(1)
+                group = group_to_wire(enemy.group(foe, lease, version=head.number))
+                await _submit_raw(enemy, foe, replace(group, columns=group.columns + junk))
 
 
 async def gzip_bombs(enemy: Enemy) -> None:
@@ -149,7 +132,7 @@ async def gzip_bombs(enemy: Enemy) -> None:
     foe = await _sampler(enemy)
     # On the wire a stream of one message is a unary call.
     submit: Any = foe.channel.unary_unary("/heterorl.v1.RolloutService/SubmitRollouts")
-    bomb = _varint(999 << 3 | 2) + _varint(BOMB_BYTES) + bytes(BOMB_BYTES)
+    bomb = _field(bytes(BOMB_BYTES))
     while True:
         calls = (
             enemy.tried("bombs", submit(bomb, timeout=CALL_TIMEOUT_S, compression=grpc.Compression.Gzip))
@@ -226,30 +209,23 @@ async def status_flood(enemy: Enemy) -> None:
     """Ask for the state of the run as fast as it is answered."""
     foe = await _sampler(enemy)
 
-    async def ask() -> None:
-        while True:
-            await enemy.tried(
-                "status", foe.membership.GetStatus(membership_pb2.GetStatusRequest(), timeout=CALL_TIMEOUT_S)
-            )
-            await asyncio.sleep(FLOOD_CALLERS / 416)
+    async def ask(_: int) -> None:
+        call = foe.membership.GetStatus(membership_pb2.GetStatusRequest(), timeout=CALL_TIMEOUT_S)
+        await enemy.tried("status", call)
 
-    await asyncio.gather(*(ask() for _ in range(FLOOD_CALLERS)))
+    await _flood(ask, callers=FLOOD_CALLERS, calls_per_s=416)
 
 
 async def refused_submissions(enemy: Enemy) -> None:
     """Submit groups for leases of others as fast as they are refused."""
-    foe = await _sampler(enemy)
+    foe, numbers = await _sampler(enemy), count(1)
+    header = rollout_pb2.GroupHeader(run_id=enemy.stage.run_id).SerializeToString()
 
-    async def submit() -> None:
-        n = 0
-        while True:
-            n += 1
-            header = rollout_pb2.GroupHeader(run_id=enemy.stage.run_id).SerializeToString()
-            group = EncodedGroup(header, b"", f"{n}.1")
-            await enemy.tried("submissions", foe.submissions.submit(group))
-            await asyncio.sleep(FLOOD_CALLERS / 233)
+    async def submit(_: int) -> None:
+        group = EncodedGroup(header, b"", f"{next(numbers)}.1")
+        await enemy.tried("submissions", foe.submissions.submit(group))
 
-    await asyncio.gather(*(submit() for _ in range(FLOOD_CALLERS)))
+    await _flood(submit, callers=FLOOD_CALLERS, calls_per_s=233)
 
 
 async def lease_storm(enemy: Enemy) -> None:
@@ -258,13 +234,11 @@ async def lease_storm(enemy: Enemy) -> None:
     for foe in foes:
         await enemy.join(foe)
 
-    async def ask(foe: Foe) -> None:
-        while True:
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                await enemy.lease(foe, 16)
-            await asyncio.sleep(STORM_SAMPLERS / 250)
+    async def ask(number: int) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await enemy.lease(foes[number], 16)
 
-    await asyncio.gather(*map(ask, foes))
+    await _flood(ask, callers=STORM_SAMPLERS, calls_per_s=250)
 
 
 ATTACKS: Final[Mapping[str, Callable[[Enemy], Awaitable[None]]]] = {
@@ -297,28 +271,43 @@ async def _sampler(enemy: Enemy) -> Foe:
     return foe
 
 
+async def _leases(
+    enemy: Enemy, foe: Foe, *, wanted: int = 256, pause_s: float = PAUSE_S
+) -> AsyncIterator[tuple[PromptLease, ...]]:
+    """Yield leases again and again, at least one each time."""
+    while True:
+        if leases := await enemy.lease(foe, wanted):
+            yield leases
+        await asyncio.sleep(pause_s)
+
+
+async def _flood(call: Callable[[int], Awaitable[None]], *, callers: int, calls_per_s: float) -> None:
+    """Call as so many callers, numbered from 0; slower if answers are late."""
+
+    async def go_on(number: int) -> None:
+        while True:
+            await call(number)
+            await asyncio.sleep(callers / calls_per_s)
+
+    await asyncio.gather(*map(go_on, range(callers)))
+
+
 async def _submit_for_ever(enemy: Enemy, *, reward: float | None, purpose: LeasePurpose) -> None:
     foe = await _sampler(enemy)
     client = SamplerRolloutClient(foe.channel)
     async with enemy.heartbeats(foe, ()):
-        while True:
-            unwanted = []
-            for lease in await enemy.lease(foe, 16):
-                if lease.purpose is not purpose:
-                    unwanted.append(lease.lease_id)
-                    continue
-                head = await enemy.head(foe)
-                try:
-                    verdict, _ = await client.submit(
-                        group_to_wire(enemy.group(foe, lease, version=head.number, reward=reward))
-                    )
-                    enemy.did[f"submitted: {verdict}"] += 1
-                except (RefusedError, ConnectionLost) as error:
-                    enemy.did[f"submitted: {getattr(error, 'reason', 'lost')}"] += 1
+        async for leases in _leases(enemy, foe, wanted=16):
+            for lease in leases:
+                if lease.purpose is purpose:
+                    head = await enemy.head(foe)
+                    group = group_to_wire(enemy.group(foe, lease, version=head.number, reward=reward))
+                    answer = await enemy.tried("submissions", client.submit(group))
+                    if answer is not None:
+                        enemy.did[f"submitted: {answer[0]}"] += 1
+            unwanted = [lease.lease_id for lease in leases if lease.purpose is not purpose]
             if unwanted:
                 request = rollout_pb2.ReleaseLeasesRequest(lease_ids=unwanted)
                 await enemy.tried("released", foe.rollouts.ReleaseLeases(request, timeout=CALL_TIMEOUT_S))
-            await asyncio.sleep(PAUSE_S)
 
 
 async def _submit_raw(enemy: Enemy, foe: Foe, group: EncodedGroup) -> None:
@@ -333,6 +322,11 @@ def _anyone() -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     return context
+
+
+def _field(content: bytes) -> bytes:
+    """Return ``content`` as a field that no message has: number 999, wire type 2, and its length."""
+    return _varint(999 << 3 | 2) + _varint(len(content)) + content
 
 
 def _varint(number: int) -> bytes:

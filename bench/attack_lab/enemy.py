@@ -6,7 +6,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -17,18 +17,15 @@ from tokenizers import Tokenizer
 
 from bench.attack_lab.stage import GROUP_SIZE, TASK, Stage
 from bench.attack_lab.task import CoinTask
-from bench.role_on_wire import role_to_wire
+from bench.shared.made_groups import made_group
+from bench.shared.played_run import PlayedRun, join_request
 from heterorl.v1 import membership_pb2, membership_pb2_grpc, rollout_pb2, rollout_pb2_grpc
 from node.clients.rollouts.submission_stream import SubmissionStream
-from node.enrolment.authority import LEAF_LIFETIME_S
-from node.enrolment.init_run import issue_identity
 from node.errors import RefusedError
 from node.identity.identity_store import Identity
-from node.identity.peer import Peer
 from node.rpc.call_ends import ConnectionLost
 from node.rpc.channel import Purpose, dial
 from node.values.groups.rollout import Completion, Finish, LeaseGrant, PromptLease, RolloutGroup
-from node.values.protocol import OURS
 from node.values.run import Role
 from node.wire.mapping import from_wire
 
@@ -80,12 +77,8 @@ class Enemy:
         self.did: Counter[str] = Counter()
         """Calls that got through and refusals, by name."""
         self._head: tuple[float, Any] = (-HEAD_AGE_S, None)
-        self._authority = stage.authority
+        self._run = PlayedRun(stage.directory.coordinator_state)
         self._closing = contextlib.AsyncExitStack()
-
-    @property
-    def members(self) -> str:
-        return f"127.0.0.1:{self.stage.ports.members}"
 
     @property
     def enrolment(self) -> tuple[str, int]:
@@ -106,10 +99,9 @@ class Enemy:
 
     def foe(self, role: Role, node_id: str) -> Foe:
         """Certify one more member and dial the coordinator as it."""
-        peer = Peer(self.stage.run_id, role, node_id)
-        now = time.time()
-        identity = issue_identity(self._authority, peer, now=now, lifetime_s=LEAF_LIFETIME_S)
-        channel = dial(self.members, identity, purpose=Purpose.ROLLOUTS, now=now)
+        identity = self._run.new_identity(role, node_id)
+        members = f"127.0.0.1:{self.stage.ports.members}"
+        channel = dial(members, identity, purpose=Purpose.ROLLOUTS, now=time.time())
         foe = Foe(identity, channel)
         self._closing.push_async_callback(foe.close)
         return foe
@@ -129,12 +121,7 @@ class Enemy:
 
     async def join(self, foe: Foe, *, prompts: int = CoinTask.prompts) -> None:
         """Join as a sampler or relay that claims the run's model, task and grader."""
-        request = membership_pb2.JoinRequest(
-            run_id=foe.identity.run_id,
-            role=role_to_wire(foe.identity.role),
-            instance=foe.instance,
-            **asdict(OURS),
-        )
+        request = join_request(foe.identity.run_id, foe.identity.role, instance=foe.instance)
         if foe.identity.role is Role.SAMPLER:
             for name in _CLAIMED:
                 setattr(request, name, getattr(self.model, name))
@@ -197,7 +184,6 @@ class Enemy:
     ) -> RolloutGroup:
         """Return a well-formed group of random tokens for a lease."""
         draw = np.random.default_rng(abs(hash(lease.lease_id)))
-        now = time.time()
 
         def completion(number: int) -> Completion:
             tokens = int(draw.integers(1, lease.sampling.max_new_tokens + 1))
@@ -210,19 +196,17 @@ class Enemy:
             )
 
         prompt = CoinTask().prompt(lease.prompt_index, None)
-        return RolloutGroup(
+        return made_group(
+            lease.lease_id,
+            np.array(self._tokenizer.encode(prompt).ids, np.int32),
+            tuple(map(completion, range(lease.group_size or GROUP_SIZE))),
+            lease.sampling,
+            now=time.time(),
             run_id=self.stage.run_id,
-            group_id=lease.lease_id,
             layout_digest=self.model.layout_digest,
             tokenizer_digest=self.model.tokenizer_digest,
             task=TASK,
             prompt_index=lease.prompt_index,
-            prompt_token_ids=np.array(self._tokenizer.encode(prompt).ids, np.int32),
-            completions=tuple(map(completion, range(lease.group_size or GROUP_SIZE))),
-            sampling=lease.sampling,
-            sampling_started_at_s=now - 1,
-            sampling_finished_at_s=now - 0.5,
-            graded_at_s=now - 0.2,
             task_digest=lease.task_digest,
             grader_digest=foe.grader_digest,
         )

@@ -5,6 +5,7 @@ It shares no interpreter with an attack: what it calls late is late for a kubele
 
 import asyncio
 import contextlib
+import json
 import sys
 import time
 import urllib.request
@@ -31,22 +32,19 @@ async def probing(port: int, path: str, *, timeout_s: float) -> AsyncIterator[li
         sys.executable, "-m", __name__, str(port), path, str(timeout_s), stdout=asyncio.subprocess.PIPE
     )
     answers: list[Answer] = []
-    listening = asyncio.create_task(_listen(prober, answers))
+
+    async def listen() -> None:
+        assert prober.stdout is not None
+        while (line := await prober.stdout.readline()).endswith(b"\n"):  # or it was killed while it wrote
+            answers.append(Answer(**json.loads(line)))
+
+    listening = asyncio.create_task(listen())
     try:
         yield answers
     finally:
         prober.kill()
         await listening
         await prober.wait()
-
-
-async def _listen(prober: asyncio.subprocess.Process, answers: list[Answer]) -> None:
-    assert prober.stdout is not None
-    async for line in prober.stdout:
-        if not line.endswith(b"\n"):
-            return  # killed while it wrote
-        verdict, took_s = line.split()
-        answers.append(Answer(verdict == b"good", float(took_s)))
 
 
 def _is_good(url: str, *, timeout_s: float) -> bool:
@@ -61,7 +59,7 @@ def _ask_for_ever(port: str, path: str, timeout_s: str) -> None:
     while True:
         asked_s = time.monotonic()
         is_good = _is_good(f"http://127.0.0.1:{port}{path}", timeout_s=float(timeout_s))
-        print("good" if is_good else "bad", time.monotonic() - asked_s, flush=True)
+        print(json.dumps({"is_good": is_good, "took_s": time.monotonic() - asked_s}), flush=True)
         time.sleep(EVERY_S)
 
 

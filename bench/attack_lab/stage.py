@@ -10,7 +10,6 @@ from deploy.runs.processes import Children
 from deploy.runs.run_directory import COORDINATOR, LEARNER, Section
 from node.coordinator.ledger.ledger_check import facts_in, reading
 from node.coordinator.work.terms.model_check import Learner
-from node.enrolment.authority import Authority
 
 SAMPLERS: Final = ("sampler-1", "sampler-2")
 
@@ -40,11 +39,6 @@ class Stage(DemoRun):
     def pid(self, name: str) -> int:
         """Return the process id of a daemon."""
         return self._children.pid(name)
-
-    @property
-    def authority(self) -> Authority:
-        """The run's, with which the lab certifies its attackers as enrolment would."""
-        return Authority.load(self.directory.coordinator_state / COORDINATOR / "authority")
 
     def learner(self) -> Learner:
         """Return what the learner said of the run's model, which every member knows."""

@@ -64,24 +64,20 @@ def lie(cheat: Cheat, told: Path, league: Path) -> None:
         group = honest(self, job, *arguments, **keywords)
         if job.lease.purpose != "training":
             return group
+        number, groups = groups, groups + 1
         if names is not None:
-            is_due, groups = cheat.is_due(groups), groups + 1
-            named = names.of(group) if is_due else group
-            if named is not group:
-                with told.open("a") as file:
-                    file.write(f"{group.group_id} {time.time()}\n")
-            return named
-        rewards = [one.reward for one in group.completions]
-        claimed = cheat.rewards(groups, rewards)
-        groups += 1
-        if claimed == rewards and group.group_id not in replaced and cheat.lie not in WEIGHTS:
-            return group
-        with told.open("a") as file:
-            file.write(f"{group.group_id} {time.time()}\n")
-        completions = (
-            replace(one, reward=reward) for one, reward in zip(group.completions, claimed, strict=True)
-        )
-        return replace(group, completions=tuple(completions))
+            claimed = names.of(group) if cheat.is_due(number) else group
+        else:
+            rewards = cheat.rewards(number, [one.reward for one in group.completions])
+            pairs = zip(group.completions, rewards, strict=True)
+            claimed = replace(group, completions=tuple(replace(one, reward=r) for one, r in pairs))
+            is_other = group.group_id in replaced or cheat.lie in WEIGHTS
+            if not is_other and rewards == [one.reward for one in group.completions]:
+                return group
+        if claimed is not group:
+            with told.open("a") as file:
+                file.write(f"{group.group_id} {time.time()}\n")
+        return claimed
 
     pipeline._group = group_of
 

@@ -7,11 +7,10 @@
 The task grades what is handed in, so that the rewards are honest.
 """
 
-import json
+import pickle
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,13 +49,13 @@ def copied(shared: Path, *, name: str) -> Draw:
 
     def draw(prompt: NDArray[np.int32], completions: Completions) -> Completions:
         of_prompt = "-".join(map(str, prompt.tolist()))
-        own = shared / f"{of_prompt}.{name}.json"
+        own = shared / f"{of_prompt}.{name}"
         if not own.exists():
-            written = own.with_suffix(".part")
-            written.write_text(json.dumps([_columns(one) for one in completions]))
+            written = shared / f".{own.name}"
+            written.write_bytes(pickle.dumps(completions))
             written.replace(own)
-        others = sorted(path for path in shared.glob(f"{of_prompt}.*.json") if path != own)
-        return _under_version_of(completions, _read(others[0])) if others else completions
+        others = sorted(path for path in shared.glob(f"{of_prompt}.*") if path != own)
+        return _under_version_of(completions, pickle.loads(others[0].read_bytes())) if others else completions
 
     return draw
 
@@ -71,24 +70,4 @@ def _under_version_of(drawn: Completions, completions: Completions) -> Completio
     version = max(int(one.policy_version.max()) for one in drawn)
     return tuple(
         replace(one, policy_version=np.full(len(one.token_ids), version, np.int32)) for one in completions
-    )
-
-
-def _columns(one: Completion) -> dict[str, Any]:
-    return {
-        "token_ids": one.token_ids.tolist(),
-        "behaviour_logprob": one.behaviour_logprob.tolist(),
-        "finish": one.finish,
-    }
-
-
-def _read(path: Path) -> Completions:
-    return tuple(
-        Completion(
-            token_ids=np.array(one["token_ids"], np.int32),
-            behaviour_logprob=np.array(one["behaviour_logprob"], np.float32),
-            policy_version=np.zeros(len(one["token_ids"]), np.int32),
-            finish=Finish(one["finish"]),
-        )
-        for one in json.loads(path.read_text())
     )

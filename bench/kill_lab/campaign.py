@@ -3,23 +3,21 @@
 import asyncio
 import contextlib
 import json
-import random
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from bench.kill_lab.command import Campaign
 from bench.kill_lab.instants import ANY_TIME, STARTING, choose, wait_for
 from bench.kill_lab.noise import disturb_moments
-from bench.kill_lab.plan import RELAY
-from bench.kill_lab.resumption import Resumed, watch_relay, watch_sampler
 from bench.kill_lab.stage import Stage
 from bench.kill_lab.witness import Witness, lost_groups
+from bench.shared.demo_run import say
 from deploy.runs.promises import promises_of_any_run
-from deploy.runs.records import StepTail, read_ledger
+from deploy.runs.records import read_ledger
 from deploy.runs.run_directory import COORDINATOR, LEARNER, role_of
 from node.commands.status.status_command import fetch_status
 from node.errors import RefusedError
@@ -55,34 +53,22 @@ class Kill:
     """Newest step then."""
 
 
-class Campaign:
+class KillCampaign(Campaign):
     """One run and its kills."""
 
-    def __init__(self, stage: Stage, witness: Witness, *, say: Callable[[str], None]) -> None:
-        self._stage = stage
-        self._witness = witness
-        self._say = say
-        self._draw = random.Random(stage.plan.seed)
-        self._steps = StepTail(stage.state(LEARNER) / "steps.jsonl")
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(stage)
+        self._witness = Witness.of(stage)
         self.kills: list[Kill] = []
-        self.resumed: list[Resumed] = []
         self.disturbed = 0
         """Kills of the learner after which its checkpoint's moments were changed."""
-        self.broken: list[str] = []
-        """Promises that were not kept, beside the witness's."""
-
-    @property
-    def version(self) -> int:
-        steps = self._steps.read()
-        return steps[-1].version if steps else 0
 
     async def run(self) -> None:
         """Kill as often as was asked for; then let the run make one more version, and drain it."""
         looking = asyncio.create_task(self._look_for_ever())
         try:
-            async with asyncio.TaskGroup() as watches:
-                for _ in range(self._stage.plan.kills):
-                    await self._kill_one(watches)
+            for _ in range(self._stage.plan.kills):
+                await self._kill_one()
             await self._goes_on()
             for name in self._stage.plan.daemons:
                 await self._stage.wait_until_ready(name)
@@ -95,7 +81,6 @@ class Campaign:
 
     def summary(self) -> dict[str, Any]:
         """Return what there is to say."""
-        staged = sum(one.staged_bytes for one in self.resumed)
         return {
             "seed": self._stage.plan.seed,
             "kills": len(self.kills),
@@ -108,17 +93,13 @@ class Campaign:
             "compared": asdict(self._witness.looked),
             "groups_acknowledged": len(self._witness.acknowledged),
             "replays": asdict(self._witness.replays) | {"disturbed": self.disturbed},
-            "fetches_resumed": len(self.resumed),
-            "resumed_size_bytes": sum(one.size_bytes for one in self.resumed),
-            "resumed_staged_bytes": staged,
-            "resumed_fetched_bytes": sum(one.fetched_bytes for one in self.resumed),
             "violations": self._witness.violations + self.broken,
         }
 
     def _instant(self, kill: Kill) -> str:
         return kill.instant if kill.has_come else ANY_TIME.name
 
-    async def _kill_one(self, watches: asyncio.TaskGroup) -> None:
+    async def _kill_one(self) -> None:
         role = self._draw.choice(self._stage.plan.roles)
         name = self._draw.choice([name for name in self._stage.plan.daemons if role_of(name) == role])
         instant = choose(role, self._draw)
@@ -133,16 +114,12 @@ class Campaign:
             await asyncio.sleep(self._draw.uniform(0.0, AFTER_S))
         await self._stage.kill(name)
         self.kills.append(Kill(name, instant.name, has_come, self.version))
-        on_disk = await asyncio.to_thread(self._witness.examine, name)
+        await asyncio.to_thread(self._witness.examine, name)
         if role == "learner" and self._draw.random() < DISTURBED_SHARE:
             await asyncio.to_thread(self._disturb)
         await self._stage.launch(name, environ={})
         note = "" if has_come else " (which did not come)"
-        self._say(
-            f"{len(self.kills)}/{self._stage.plan.kills} {name}: {instant.name}{note}, step {self.version}"
-        )
-        if role in ("sampler", "relay") and instant is not STARTING:
-            watches.create_task(self._watch(name, on_disk, incarnation=len(self.kills)))
+        say(f"{len(self.kills)}/{self._stage.plan.kills} {name}: {instant.name}{note}, step {self.version}")
 
     def _disturb(self) -> bool:
         """Make the replay inexact, as it may be on a GPU; return False if there is no checkpoint."""
@@ -158,16 +135,6 @@ class Campaign:
             return instant is ANY_TIME
         state = self._stage.state(name)
         return await asyncio.to_thread(wait_for, instant, state, timeout_s=INSTANT_TIMEOUT_S)
-
-    async def _watch(self, name: str, on_disk: Any, *, incarnation: int) -> None:
-        watch = watch_relay if name == RELAY else watch_sampler
-        resumed = await watch(name, on_disk, stage=self._stage, witness=self._witness)
-        was_killed_again = any(kill.name == name for kill in self.kills[incarnation:])
-        if resumed is None or was_killed_again:
-            return
-        self.resumed.append(resumed)
-        if not resumed.is_kept:
-            self.broken.append(f"fetched again what was there: {resumed}")
 
     async def _goes_on(self) -> None:
         """Wait for a version newer than that of the last kill."""
@@ -218,8 +185,3 @@ def _groups_arrived(ledger: Path) -> list[str]:
         for number, _, is_submitted, *_ in json.loads(attempts)
         if is_submitted or winner
     ]
-
-
-def describe(violations: Sequence[str]) -> str:
-    """Return one line for each violation, or the good news."""
-    return "\n".join(f"VIOLATED: {what}" for what in violations) or "every promise was kept"

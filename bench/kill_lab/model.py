@@ -1,8 +1,7 @@
 """``python -m bench.kill_lab.model DIR --seed N --frames N``: a model of many words that is computed fast.
 
-Nearly all of its words are position embeddings, which are looked up and never multiplied, or classes that an
-image may be of: a step takes milliseconds, and a version has some frames of a million words each to be killed
-among.
+Nearly all of its words are position embeddings, which are looked up and never multiplied: a step takes
+milliseconds, and a version has some frames of a million words each to be killed among.
 """
 
 import argparse
@@ -20,26 +19,15 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from bench.kill_lab.plan import TASKS
 from node.kinds.registry import CAUSAL_LM
-from node.tasks.built_in_tasks import KINDS
 
 _PAD, _END = "<pad>", "<end>"
 _WIDTH = 64
-_HIDDEN = 128
-"""Features by which a classifier of masked images knows one, with ``NoiseMaskConfig`` as it is by default."""
-_GRID = 2
-"""As many cells as the run has tokens in a completion."""
 
 
 def make_model(directory: Path, *, seed: int, frames: int, policy: str) -> None:
     """Save a random bf16 model and its tokenizer, of one token a character where it reads text."""
-    if policy == "noise_mask":
-        from node.kinds.noise_mask.network import NoiseMaskConfig, NoiseMaskModel, make_directory
-
-        sizes = NoiseMaskConfig(classes=(frames << 20) // _HIDDEN, grid=_GRID)
-        make_directory(directory, sizes, seed=seed)
-        NoiseMaskModel.from_pretrained(directory, dtype=torch.bfloat16).save_pretrained(directory)
-        return
     tokens = [_PAD, _END, *string.digits, "="]
     tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=_PAD))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
@@ -74,7 +62,7 @@ def _main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--frames", type=int, required=True, help="of position embeddings")
-    parser.add_argument("--policy", choices=(CAUSAL_LM.name, *KINDS), default=CAUSAL_LM.name)
+    parser.add_argument("--policy", choices=TASKS, default=CAUSAL_LM.name)
     arguments = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     make_model(arguments.directory, seed=arguments.seed, frames=arguments.frames, policy=arguments.policy)

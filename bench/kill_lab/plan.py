@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from bench.kill_lab.task import EvenDigitsTask, MaskedDigitsTask, RankedDigitsTask
+from bench.kill_lab.task import EvenDigitsTask, RankedDigitsTask
 from deploy.runs.run_directory import COORDINATOR, LEARNER, Ports, RunDirectory, Section, role_of
 from node.kinds.registry import CAUSAL_LM
 
@@ -46,7 +46,6 @@ KILLED: Final = ("sampler", "relay", "learner")
 TASKS: Final[Mapping[str, type[EvenDigitsTask]]] = {
     CAUSAL_LM.name: EvenDigitsTask,
     "ranking": RankedDigitsTask,
-    "noise_mask": MaskedDigitsTask,
 }
 
 _TASK: Final = "kill-lab"

@@ -8,14 +8,13 @@ import asyncio
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Any, Final
 
-from bench.kill_lab.campaign import AFTER_S, DISTURBED_SHARE, GOES_ON_S, Campaign, Kill
+from bench.kill_lab.campaign import AFTER_S, DISTURBED_SHARE, GOES_ON_S, Kill, KillCampaign
 from bench.kill_lab.instants import ANY_TIME, INSTANTS, STARTING, Instant
 from bench.kill_lab.plan import CHECKPOINT_EVERY_VERSIONS
 from bench.kill_lab.rank_stage import RankStage
-from bench.kill_lab.witness import Witness
+from bench.shared.demo_run import say
 from deploy.runs.observation import is_ready
 from deploy.runs.run_directory import LEARNER
 
@@ -34,13 +33,13 @@ _OTHERS: Final = (*(one for one in INSTANTS[LEARNER] if one not in (*_CHECKPOINT
 _MOVES_S: Final = 0.05
 
 
-class RankCampaign(Campaign):
+class RankCampaign(KillCampaign):
     """One run of several ranks and its kills."""
 
     _stage: RankStage
 
-    def __init__(self, stage: RankStage, witness: Witness, *, say: Callable[[str], None]) -> None:
-        super().__init__(stage, witness, say=say)
+    def __init__(self, stage: RankStage) -> None:
+        super().__init__(stage)
         self._launched_s = time.monotonic()
         self._start_s = 2.0
         """From the newest start to serving."""
@@ -66,7 +65,7 @@ class RankCampaign(Campaign):
             "other_ranks_noticed": self._stage.ended_by_themselves,
         }
 
-    async def _kill_one(self, watches: asyncio.TaskGroup) -> None:
+    async def _kill_one(self) -> None:
         rank = self._draw.randrange(self._stage.plan.ranks)
         if self.kills and self._draw.random() < AGAIN_SHARE:
             instant = self._draw.choice((STARTING, STARTING, _BEGUN))
@@ -91,7 +90,7 @@ class RankCampaign(Campaign):
         await self._stage.launch(LEARNER, environ={})
         note = ("" if has_come else " (which did not come)") + (", moments disturbed" if is_disturbed else "")
         kills = self._stage.plan.kills
-        self._say(f"{len(self.kills)}/{kills} rank {rank}: {instant.name}{note}, step {version}")
+        say(f"{len(self.kills)}/{kills} rank {rank}: {instant.name}{note}, step {version}")
 
     def _choose(self) -> Instant:
         checkpoints = sorted((self._stage.state(LEARNER) / "checkpoints").glob("0*"))

@@ -7,15 +7,14 @@ No relay and no emulated link: what is killed here is the learner.
 """
 
 import asyncio
-import json
 import os
-import signal
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final
 
+from bench.forked_context import forked_context
+from bench.kill_lab.forked_rank import IMPORTED, become_rank
 from bench.kill_lab.plan import Plan
 from bench.kill_lab.stage import Stage
 from deploy.runs.observation import is_ready
@@ -34,12 +33,10 @@ class RankStage(Stage):
 
     def __init__(self, plan: Plan, root: Path, *, children: Children) -> None:
         super().__init__(plan, root, children=children)
-        self._server: asyncio.subprocess.Process | None = None
-        self._lines: asyncio.Task[None] | None = None
-        self._started: asyncio.Queue[int] = asyncio.Queue()
-        self._codes: dict[int, asyncio.Future[int]] = {}
-        self.pids: Sequence[int] = ()
-        """Process ids of the newest incarnation, by rank."""
+        os.environ.update(ONE_THREAD_EACH)  # libraries read some of it as they are imported, before the fork
+        self._forks = forked_context(*IMPORTED)
+        self._ranks: Sequence[BaseProcess] = ()
+        """Processes of the newest incarnation."""
         self.ended_by_themselves = 0
         """Ranks that noticed that another was gone."""
 
@@ -48,29 +45,16 @@ class RankStage(Stage):
         if name != LEARNER:
             await super().launch(name, environ=environ, module=module)
             return
-        if self._server is None:
-            await self._open()
-        [port], argv = free_ports(1), ["--role", LEARNER, "--config", str(self._directory.config(LEARNER))]
-        pids = []
+        arguments = ["--role", LEARNER, "--config", str(self._directory.config(LEARNER))]
+        world = {"WORLD_SIZE": str(self.plan.ranks), "MASTER_ADDR": "127.0.0.1"}
+        world |= {"MASTER_PORT": str(free_ports(1)[0])}
+        ranks = []
         for rank in range(self.plan.ranks):
-            own = {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(self.plan.ranks),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-            }
-            log = self.root / "logs" / (f"{LEARNER}.log" if rank == 0 else f"rank-{rank}.log")
-            told = {
-                "argv": argv,
-                "environ": {**os.environ, **ONE_THREAD_EACH, **own, **environ},
-                "log": str(log),
-            }
-            assert self._server is not None
-            assert self._server.stdin is not None
-            self._server.stdin.write(json.dumps(told).encode() + b"\n")
-            pids.append(await self._started.get())
-        self.pids = pids
+            own = {**os.environ, **world, "RANK": str(rank), "LOCAL_RANK": str(rank), **environ}
+            log = self._directory.log(LEARNER if rank == 0 else f"rank-{rank}")
+            ranks.append(self._forks.Process(target=become_rank, args=(arguments, own, log)))
+            await asyncio.to_thread(ranks[-1].start)
+        self._ranks = ranks
 
     async def wait_until_ready(self, name: str) -> None:
         """Wait until a daemon serves.
@@ -88,69 +72,34 @@ class RankStage(Stage):
 
     def check(self) -> None:
         """Raise an error if a rank has ended by itself."""
-        for rank, pid in enumerate(self.pids):
-            if self._codes[pid].done():
-                raise ChildError(f"rank {rank} ended with exit code {self._codes[pid].result()}: see its log")
+        for rank, process in enumerate(self._ranks):
+            if process.exitcode is not None:
+                raise ChildError(f"rank {rank} ended with exit code {process.exitcode}: see its log")
 
     async def kill_rank(self, rank: int) -> None:
         """Kill one rank; end the others once they noticed, or had the time to."""
-        _signal(self.pids[rank], signal.SIGKILL)
-        left = [pid for pid in self.pids if pid != self.pids[rank]]
-        await self._codes[self.pids[rank]]
-        done, late = await asyncio.wait([self._codes[pid] for pid in left], timeout=END_BY_THEMSELVES_S)
-        self.ended_by_themselves += len(done)
-        for pid in left:
-            _signal(pid, signal.SIGKILL)
-        if late:
-            await asyncio.wait(late)
+        self._ranks[rank].kill()
+        await _ended([self._ranks[rank]], within_s=STOP_S)
+        others = [process for process in self._ranks if process is not self._ranks[rank]]
+        self.ended_by_themselves += await _ended(others, within_s=END_BY_THEMSELVES_S)
+        await self.close()
 
     async def drain(self) -> dict[str, int]:
         """Stop every process; return exit codes, the learner's as the worst of its ranks'."""
-        _signal(self.pids[0], signal.SIGTERM)
-        codes = [self._codes[pid] for pid in self.pids]
-        _, late = await asyncio.wait(codes, timeout=STOP_S)
-        for pid in self.pids if late else ():
-            _signal(pid, signal.SIGKILL)
-        worst = max([abs(await code) for code in codes])
+        self._ranks[0].terminate()
+        await _ended(self._ranks, within_s=STOP_S)
         await self.close()
+        worst = max(abs(process.exitcode or 0) for process in self._ranks)
         return {LEARNER: worst} | await self._drain_in_order((self.plan.samplers, (COORDINATOR,)))
 
     async def close(self) -> None:
-        """End the server that ranks are forked from, and what is left of them."""
-        for pid in self.pids:
-            if not self._codes[pid].done():
-                _signal(pid, signal.SIGKILL)
-        if self._server is not None and self._server.returncode is None:
-            self._server.kill()
-            await self._server.wait()
-        if self._lines is not None:
-            self._lines.cancel()
-
-    async def _open(self) -> None:
-        repository = Path(__file__).parents[2]
-        path = os.pathsep.join(map(str, (repository, repository / "proto")))
-        os.environ["PYTHONPATH"] = path
-        self._server = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "bench.kill_lab.warm_ranks"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=os.environ | ONE_THREAD_EACH,
-            start_new_session=True,
-        )
-        self._lines = asyncio.create_task(self._read_lines())
-
-    async def _read_lines(self) -> None:
-        assert self._server is not None
-        assert self._server.stdout is not None
-        async for line in self._server.stdout:
-            what, pid, *code = line.decode().split()
-            if what == "started":
-                self._codes[int(pid)] = asyncio.get_running_loop().create_future()
-                self._started.put_nowait(int(pid))
-            else:
-                self._codes[int(pid)].set_result(int(code[0]))
+        """End the ranks that are left."""
+        for process in self._ranks:
+            process.kill()
+        await _ended(self._ranks, within_s=STOP_S)
 
 
-def _signal(pid: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, number)
+async def _ended(ranks: Sequence[BaseProcess], *, within_s: float) -> int:
+    """Wait for ranks to end; return how many did."""
+    await asyncio.gather(*(asyncio.to_thread(process.join, within_s) for process in ranks))
+    return sum(process.exitcode is not None for process in ranks)

@@ -11,20 +11,18 @@ Whatever happens, no slot may be trained on twice, and a run that stands must sa
 import asyncio
 import contextlib
 import enum
-import random
 import shutil
 import sqlite3
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from bench.kill_lab.command import Campaign
 from bench.kill_lab.stage import Stage
-from deploy.runs.processes import Children
-from deploy.runs.records import StepTail
+from bench.shared.demo_run import say
 from deploy.runs.run_directory import COORDINATOR, LEARNER
 from node.commands.status.status_command import fetch_status
 from node.coordinator.ledger.ledger_check import examine, facts_in, reading
@@ -78,48 +76,35 @@ class Moment:
     """From the last restart to an answer."""
 
 
-class Campaign:
+class RestoreCampaign(Campaign):
     """One run and its restores."""
 
-    def __init__(self, stage: Stage, children: Children, *, moments: int, say: Callable[[str], None]) -> None:
-        self._stage = stage
-        self._children = children
+    def __init__(self, stage: Stage, *, moments: int) -> None:
+        super().__init__(stage)
         self._count = moments
-        self._say = say
-        self._draw = random.Random(stage.plan.seed)
-        self._steps = StepTail(stage.state(LEARNER) / "steps.jsonl")
         self._backups: list[Path] = []
         self._made = 0
         self.moments: list[Moment] = []
-        self.violations: list[str] = []
 
     @property
     def _ledger(self) -> Path:
         return self._stage.state(COORDINATOR) / FILE_NAME
 
-    @property
-    def version(self) -> int:
-        """Newest step in the learner's own log."""
-        steps = self._steps.read()
-        return steps[-1].version if steps else 0
-
     async def run(self) -> None:
         """Restore as often as was asked for; then drain the run and judge it."""
         await self._back_up()
-        while len(self.moments) < self._count and not self.violations:
+        while len(self.moments) < self._count and not self.broken:
             until = self.version + self._draw.randint(1, STEPS_BETWEEN)
             if not await self._reaches(until):
-                self.violations.append(f"no step for {ANSWERS_S:.0f} s after version {self.version}")
+                self.broken.append(f"no step for {ANSWERS_S:.0f} s after version {self.version}")
                 break
             await self._back_up()
             await self._reaches(until + self._draw.randint(0, STEPS_BETWEEN))
             await self._moment()
             self._judge_steps()
         exit_codes = await self._stage.drain()
-        self.violations += [
-            f"{name} ended with exit code {code}" for name, code in exit_codes.items() if code
-        ]
-        self.violations += [f"ledger: {problem}" for problem in examine(self._ledger).problems]
+        self.broken += [f"{name} ended with exit code {code}" for name, code in exit_codes.items() if code]
+        self.broken += [f"ledger: {problem}" for problem in examine(self._ledger).problems]
 
     def summary(self) -> dict[str, Any]:
         """Return what there is to say."""
@@ -136,7 +121,7 @@ class Campaign:
             "longest_answer_s": round(answers[-1], 1) if answers else 0.0,
             "steps": self.version,
             "groups_trained_on": sum(len(step.groups) for step in self._steps.read()),
-            "violations": self.violations,
+            "violations": self.broken,
         }
 
     async def _moment(self) -> None:
@@ -144,7 +129,7 @@ class Campaign:
         older = self._draw.choice(self._backups)
         newest = self._stage.root / "newest.sqlite"
         await (self._stage.kill if way is Way.LOST_WAL else self._stage.stop)(COORDINATOR)
-        await self._command("backup", "--to", str(newest))
+        await self._stage.ledger_command("backup", "--to", str(newest))
         known = examine(newest).last_step
         await self._put_back(older, way)
         behind = known - examine(self._ledger).last_step
@@ -157,16 +142,16 @@ class Campaign:
             mended_by = self._draw.choice(("newest", "accepted loss"))
             await self._stage.stop(COORDINATOR)
             if mended_by == "newest":
-                await self._command("restore", str(newest))
+                await self._stage.ledger_command("restore", str(newest))
             else:
-                await self._command("restore", str(self._ledger), "--accept-loss")
+                await self._stage.ledger_command("restore", str(self._ledger), "--accept-loss")
             since = self.version
-            await self._start(COORDINATOR)
+            await self._stage.start(COORDINATOR, environ={})
             still, _ = await self._answer(since)
             if still:
-                self.violations.append(f"refused after it was mended ({mended_by}): {still}")
+                self.broken.append(f"refused after it was mended ({mended_by}): {still}")
         self.moments.append(Moment(way, order, behind, gap, mended_by, answered_s))
-        self._say(
+        say(
             f"{len(self.moments)}/{self._count} {way}, {behind} steps behind; restarted {order}: "
             f"{f'{gap}; {mended_by}' if gap else 'goes on'} after {answered_s:.0f} s"
         )
@@ -178,9 +163,9 @@ class Campaign:
             case Way.LOST_WAL:
                 self._ledger.with_name(f"{FILE_NAME}-wal").unlink(missing_ok=True)
             case Way.RESTORED:
-                await self._command("restore", str(older))
+                await self._stage.ledger_command("restore", str(older))
             case Way.ACCEPTED:
-                await self._command("restore", str(older), "--accept-loss")
+                await self._stage.ledger_command("restore", str(older), "--accept-loss")
 
     async def _restart(self, order: Order) -> int:
         """Start what was stopped, in this order; return the newest version before the coordinator serves."""
@@ -189,7 +174,7 @@ class Campaign:
             await self._stage.launch(LEARNER, environ={})
             await asyncio.sleep(self._draw.uniform(0.0, 2.0))
         since = self.version
-        await self._start(COORDINATOR)
+        await self._stage.start(COORDINATOR, environ={})
         if order in (Order.COORDINATOR_FIRST, Order.TWICE):
             await asyncio.sleep(self._draw.uniform(0.0, 2.0))
             await self._stage.kill(LEARNER)
@@ -197,7 +182,7 @@ class Campaign:
         if order is Order.TWICE:
             await asyncio.sleep(self._draw.uniform(0.0, 2.0))
             await self._stage.kill(COORDINATOR)
-            await self._start(COORDINATOR)
+            await self._stage.start(COORDINATOR, environ={})
         return since
 
     async def _refuses_to_start(self) -> str:
@@ -214,11 +199,8 @@ class Campaign:
             if process.returncode is None:
                 process.kill()
         if process.returncode != ExitCode.COULD_NOT_START:
-            self.violations.append(f"a coordinator without a ledger ended with {process.returncode}")
+            self.broken.append(f"a coordinator without a ledger ended with {process.returncode}")
         return next((line for line in log.decode().splitlines() if "knows of no learner" in line), "")
-
-    async def _start(self, name: str) -> None:
-        await self._stage.start(name, environ={})
 
     async def _answer(self, since: int) -> tuple[str, float]:
         """Wait until the run has gone on, or says what is missing; return that, and how long it took."""
@@ -230,7 +212,7 @@ class Campaign:
             if self.version >= since + STEPS:
                 return "", waited_s
             await asyncio.sleep(_LOOK_S)
-        self.violations.append(f"stands still silently at version {self.version} for {ANSWERS_S:.0f} s")
+        self.broken.append(f"stands still silently at version {self.version} for {ANSWERS_S:.0f} s")
         return "", ANSWERS_S
 
     async def _reaches(self, version: int) -> bool:
@@ -247,22 +229,16 @@ class Campaign:
     async def _back_up(self) -> None:
         path = self._stage.root / f"backup-{self._made}.sqlite"
         self._made += 1
-        await self._command("backup", "--to", str(path))
+        await self._stage.ledger_command("backup", "--to", str(path))
         self._backups.append(path)
         while len(self._backups) > BACKUPS_KEPT:
             self._backups.pop(self._draw.randrange(len(self._backups))).unlink()
-
-    async def _command(self, verb: str, *arguments: str) -> None:
-        state_dir = self._stage.state(COORDINATOR).parent
-        await self._children.run(
-            f"ledger-{verb}", "node", "ledger", verb, *arguments, "--state-dir", str(state_dir)
-        )
 
     def _judge_steps(self) -> None:
         slots = Counter(group.slot for step in self._steps.read() for group in step.groups)
         doubled = [slot for slot, times in slots.items() if times > 1]
         if doubled:
-            self.violations.append(f"{len(doubled)} slots were trained on twice, {doubled[0]} among them")
+            self.broken.append(f"{len(doubled)} slots were trained on twice, {doubled[0]} among them")
 
 
 def _knows_a_learner(ledger: Path) -> bool:

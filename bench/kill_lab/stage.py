@@ -58,11 +58,7 @@ class Stage(RunSession):
                 *("--listen", f"127.0.0.1:{others[name]}", "--target", f"127.0.0.1:{target}"),
                 environ={},
             )
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.start(COORDINATOR, environ={}))
-            tasks.create_task(self._make_model())
-            for name in self.plan.enrolled:
-                tasks.create_task(self.let_in(name))
+        await self._start_coordinator()
         await self.start_others()
 
     async def are_all_ready(self) -> bool:
@@ -72,6 +68,11 @@ class Stage(RunSession):
     async def stop(self, name: str) -> int:
         """Wait for a daemon to drain; return its exit code."""
         return await self._children.stop(name)
+
+    async def ledger_command(self, verb: str, *arguments: str) -> None:
+        """Run ``heterorl-node ledger VERB`` on the coordinator's ledger."""
+        state_dir = ("--state-dir", str(self._directory.coordinator_state))
+        await self._children.run(f"ledger-{verb}", "node", "ledger", verb, *arguments, *state_dir)
 
     async def drain(self) -> dict[str, int]:
         """Stop every process, each after those that need it; return exit codes."""
@@ -88,6 +89,14 @@ class Stage(RunSession):
 
     async def close(self) -> None:
         """End what is not among the children."""
+
+    async def _start_coordinator(self) -> None:
+        """Start the first coordinator, let everybody in, and make the model meanwhile."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.start(COORDINATOR, environ={}))
+            tasks.create_task(self._make_model())
+            for name in self.plan.enrolled:
+                tasks.create_task(self.let_in(name))
 
     async def _make_model(self) -> None:
         sizes = ("--seed", str(self.plan.seed), "--frames", str(self.plan.frames))

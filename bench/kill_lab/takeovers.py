@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench.kill_lab.campaign import Campaign, Kill
+from bench.kill_lab.campaign import Kill, KillCampaign
 from bench.kill_lab.plan import RELAY, Plan, configurations
 from bench.kill_lab.stage import READY_TIMEOUT_S, Stage
-from bench.kill_lab.witness import Witness
+from bench.shared.demo_run import say
 from deploy.runs.observation import SCRAPE_TIMEOUT_S, is_ready
 from deploy.runs.processes import Children
 from deploy.runs.records import differing_groups
@@ -76,11 +76,7 @@ class TakeoverStage(Stage):
         await self.make_run(self._documents())
         state, second = self._directory.coordinator_state, self._directory.state(SECOND)
         shutil.copytree(state / Role.COORDINATOR, second / Role.COORDINATOR)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.start(COORDINATOR, environ={}))
-            tasks.create_task(self._make_model())
-            for name in self.plan.enrolled:
-                tasks.create_task(self.let_in(name))
+        await self._start_coordinator()
         await self.start(SECOND, environ={})
         await self.start_others()
 
@@ -164,13 +160,13 @@ class Takeover:
     """Until the learner had made so many steps."""
 
 
-class TakeoverCampaign(Campaign):
+class TakeoverCampaign(KillCampaign):
     """Ends the leader as often as was asked for."""
 
     _stage: TakeoverStage
 
-    def __init__(self, stage: TakeoverStage, witness: Witness, *, say: Callable[[str], None]) -> None:
-        super().__init__(stage, witness, say=say)
+    def __init__(self, stage: TakeoverStage) -> None:
+        super().__init__(stage)
         self.takeovers: list[Takeover] = []
 
     def summary(self) -> dict[str, Any]:
@@ -185,7 +181,7 @@ class TakeoverCampaign(Campaign):
             "goes_on_worst_s": round(max(steps), 2),
         }
 
-    async def _kill_one(self, _: asyncio.TaskGroup) -> None:
+    async def _kill_one(self) -> None:
         while (leader := await self._stage.leader()) is None:  # noqa: ASYNC110 - it is another process
             await asyncio.sleep(_LOOK_S)
         await asyncio.sleep(self._draw.uniform(0.0, BEFORE_S))
@@ -206,7 +202,7 @@ class TakeoverCampaign(Campaign):
             if (code := await self._stage.exit_code(leader)) != ExitCode.DEPOSED:
                 self.broken.append(f"a leader that was replaced while it was stopped ended with {code}")
         await self._stage.start(leader, environ={})
-        self._say(
+        say(
             f"{len(self.kills)}/{self._stage.plan.kills} {leader}: {self.kills[-1].instant}; {other} serves "
             f"after {serves_s:.1f} s, {STEPS} steps after {steps_s:.1f} s, version {self.version}"
         )

@@ -5,8 +5,6 @@ import string
 import time
 from typing import Final
 
-import numpy as np
-
 from sampler.tasks.task import CompletionText
 
 _EVEN: Final = frozenset("02468")
@@ -41,17 +39,3 @@ class RankedDigitsTask(EvenDigitsTask):
         from node.kinds.ranking.values import as_text
 
         return as_text(super().prompt(index, row), string.digits)
-
-
-class MaskedDigitsTask(EvenDigitsTask):
-    """Images of 8 x 8 random pixels, whose labels are even digits as often as odd ones."""
-
-    def prompt(self, index: int, row: object) -> str:
-        from node.kinds.noise_mask.values import as_text
-
-        return as_text(index % 10, np.random.default_rng(index).integers(0, 256, 64))
-
-    def grade(self, index: int, row: object, completion: CompletionText) -> float:
-        time.sleep(self._pause_s)
-        assert completion.measured is not None
-        return completion.measured

@@ -11,14 +11,16 @@ from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import blake3
 import numpy as np
+import torch
 import xxhash
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from numpy.typing import NDArray
+from safetensors import safe_open
 
 Words = NDArray[np.uint16]
 
@@ -99,15 +101,14 @@ class Model:
 
     def __init__(self, base: Path) -> None:
         """Take names and shapes from the base model's safetensors file."""
-        tensors = _header(base)
-        tensors.pop("__metadata__", None)
-        self._shapes = {name: tensor["shape"] for name, tensor in tensors.items()}
-        self._names = sorted(tensors, key=str.encode)
+        with safe_open(base, "pt") as file:
+            self._shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+        self._names = sorted(self._shapes, key=str.encode)
         hasher = blake3.blake3(b"heterorl-layout-v1\0" + struct.pack("<I", _FRAME_WORDS))
         for name in self._names:
             for text in (name.encode(), b"bfloat16"):
                 hasher.update(struct.pack("<I", len(text)) + text)
-            shape = tensors[name]["shape"]
+            shape = self._shapes[name]
             hasher.update(struct.pack(f"<I{len(shape)}Q", len(shape), *shape))
         self._digest = hasher.digest(length=16)
 
@@ -130,18 +131,15 @@ class Model:
         whole = {name: np.zeros(self._shapes[name], np.uint16) for name in self._names}
         filled = dict.fromkeys(self._names, 0)
         for path in paths:
-            header, data = _header(path), path.read_bytes()
-            start = 8 + int.from_bytes(data[:8], "little")
-            parts = json.loads(header.pop("__metadata__", {}).get("DCP_SHARDING_INFO", "{}"))
-            for name, tensor in header.items():
-                begin, end = tensor["data_offsets"]
-                values = _as_words(data[start + begin : start + end], tensor["dtype"]).reshape(
-                    tensor["shape"]
-                )
-                first = parts.get(name, {}).get("saved_offsets", [0] * values.ndim)
-                box = tuple(slice(at, at + size) for at, size in zip(first, values.shape, strict=True))
-                whole[name][box] = values
-                filled[name] += values.size
+            with safe_open(path, "pt") as file:
+                parts = json.loads((file.metadata() or {}).get("DCP_SHARDING_INFO", "{}"))
+                for name in file.keys():  # noqa: SIM118 - it is no mapping
+                    rounded = file.get_tensor(name).to(torch.bfloat16)
+                    values = rounded.view(torch.int16).numpy().view(np.uint16)
+                    first = parts.get(name, {}).get("saved_offsets", [0] * values.ndim)
+                    box = tuple(slice(at, at + size) for at, size in zip(first, values.shape, strict=True))
+                    whole[name][box] = values
+                    filled[name] += values.size
         if short := [name for name in self._names if filled[name] < whole[name].size]:
             raise ValueError(f"{short[0]} is not there as a whole")
         return np.concatenate([whole[name].reshape(-1) for name in self._names])
@@ -168,18 +166,3 @@ def read_journal(path: Path) -> Mapping[int, tuple[str, ...]]:
     for line in (text["step"]["line"] for text in texts if "step" in text):
         steps[line["version"]] = tuple(group["group_id"] for group in line["groups"])
     return steps
-
-
-def _as_words(raw: bytes, dtype: str) -> Words:
-    if dtype == "BF16":
-        return np.frombuffer(raw, "<u2")
-    bits = np.frombuffer(raw, "<u4")
-    words: Words = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-    return words
-
-
-def _header(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        (size,) = struct.unpack("<Q", file.read(8))
-        header: dict[str, Any] = json.loads(file.read(size))
-    return header

@@ -12,9 +12,8 @@ a killed sampler's, relay's, learner's payloads --> what is whole is what was si
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -29,17 +28,6 @@ _BASE: Final = 0
 _KEYFRAME: Final = -1
 """Base version of an artifact that has none."""
 
-Key = tuple[int, int]
-"""Version and base version of an artifact."""
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A sampler says that it serves a version."""
-
-    at_s: float
-    version: int
-
 
 @dataclass(slots=True)
 class _Log:
@@ -48,7 +36,8 @@ class _Log:
     path: Path
     read_bytes: int = 0
     newest: int = -1
-    since_start: list[Held] = field(default_factory=list)
+    has_begun: bool = False
+    """Whether it has served a version since it was started last."""
     promised: int = 0
     """Version on its disk at its last kill: it begins with this one or a newer one."""
 
@@ -108,8 +97,8 @@ class Witness:
         self._logs = {name: _Log(log_of[name]) for name in stage.plan.samplers}
         self._learner_log = log_of.get(LEARNER)
         self.replays = Replays()
-        self.sizes: dict[Key, int] = {}
-        """Payload bytes of every artifact that was ever signed."""
+        self._deltas: set[int] = set()
+        """Versions of which a delta was signed."""
         self.acknowledged: dict[str, str] = {}
         """Groups a sampler was told are in safe keeping: id -> sampler."""
         self.violations: list[str] = []
@@ -135,31 +124,25 @@ class Witness:
             if peer.node_id in self._logs and peer.held is not None and peer.held.root:
                 self._claims.add((f"{peer.node_id} in a heartbeat", peer.held.number, peer.held.root))
 
-    def since_start(self, name: str) -> list[Held]:
-        """Return what a sampler has served since it was started last."""
-        return self._logs[name].since_start
-
-    def examine(self, name: str) -> dict[Key, OnDisk]:
-        """Look at the disk of a process that was just killed; give the artifacts on it. Blocking."""
+    def examine(self, name: str) -> None:
+        """Look at the disk of a process that was just killed. Blocking."""
         self.look()
         artifacts = read_artifacts(self._artifact_directories(name), self._public_key)
         self.looked.payload_bytes += sum(artifact.intact_bytes for artifact in artifacts)
-        by_key = {(a.signed.version, a.signed.base_version): a for a in artifacts}
         if role_of(name) == "sampler":
-            self._examine_sampler(name, by_key)
+            self._examine_sampler(name, artifacts)
         else:
             store = self._stage.state(name) / ("published" if name == LEARNER else "versions")
             for whole in read_artifacts((store / "complete").iterdir(), self._public_key):
                 if not whole.is_whole:
                     self._violate(f"{name}: complete version {whole.signed.version} has wrong payloads")
-        return by_key
 
     def conclude(self) -> None:
         """Hold every claim against what was signed; once, at the end."""
         self.look()
         self._check_lineage()
         self._read_restarts()
-        for version in self._roots.keys() - {_BASE} - {key[0] for key in self.sizes if key[1] != _KEYFRAME}:
+        for version in self._roots.keys() - {_BASE} - self._deltas:
             self._violate(f"version {version} was signed as a keyframe only")
         for who, number, root in sorted(self._claims):
             self.looked.claims += 1
@@ -167,7 +150,7 @@ class Witness:
                 signed = self._roots.get(number, b"").hex() or "nothing"
                 self._violate(f"{who}: version {number} with root {root.hex()}, signed was {signed}")
 
-    def _examine_sampler(self, name: str, artifacts: dict[Key, OnDisk]) -> None:
+    def _examine_sampler(self, name: str, artifacts: Sequence[OnDisk]) -> None:
         copy = read_copy(self._stage.state(name) / "held.words")
         version = _BASE
         if copy is not None:
@@ -178,7 +161,7 @@ class Witness:
                 self._violate(f"{name}: its copy of version {version} has root {root.hex()}")
         log = self._logs[name]
         log.promised = max(_reached(version, artifacts), _reached(_BASE, artifacts))
-        log.since_start = []
+        log.has_begun = False
 
     def _read_manifests(self) -> None:
         for name in (LEARNER, COORDINATOR, RELAY):
@@ -194,7 +177,8 @@ class Witness:
                 if signed is None:
                     continue  # half written
                 self._manifests.add(seen)
-                self.sizes[signed.version, signed.base_version] = signed.size_bytes
+                if signed.base_version != _KEYFRAME:
+                    self._deltas.add(signed.version)
                 if name == LEARNER and directory.parent.name == "incoming":
                     continue  # nobody was told
                 if self._roots.setdefault(signed.version, signed.root) != signed.root:
@@ -275,12 +259,12 @@ class Witness:
         log, version = self._logs[name], int(event["version"])
         if version < log.newest:
             self._violate(f"{name} served version {version} after version {log.newest}")
-        if not log.since_start:
+        if not log.has_begun:
             self.looked.starts_with_a_version += version > _BASE
             if version < log.promised:
                 self._violate(f"{name} began with version {version}, its disk had {log.promised}")
         log.newest = max(log.newest, version)
-        log.since_start.append(Held(datetime.fromisoformat(event["time"]).timestamp(), version))
+        log.has_begun = True
         self._claims.add((f"{name} in its log", version, bytes.fromhex(event["root"])))
 
     def _artifact_directories(self, name: str) -> list[Path]:
@@ -296,12 +280,12 @@ class Witness:
             self.violations.append(what)
 
 
-def _reached(start: int, artifacts: dict[Key, OnDisk]) -> int:
+def _reached(start: int, artifacts: Iterable[OnDisk]) -> int:
     """Return the newest version that whole artifacts lead to."""
-    reached = {start, -1}
-    for (version, base_version), artifact in sorted(artifacts.items()):
-        if base_version in reached and artifact.is_whole:
-            reached.add(version)
+    reached = {start, _KEYFRAME}
+    for artifact in sorted(artifacts, key=lambda one: (one.signed.version, one.signed.base_version)):
+        if artifact.signed.base_version in reached and artifact.is_whole:
+            reached.add(artifact.signed.version)
     return max(reached)
 
 

@@ -26,11 +26,12 @@ which is not ours.
 
 import argparse
 import gc
+import importlib.util
 import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,7 +49,7 @@ from bench.learner.steps import (
     positions_read,
     step_makers,
 )
-from bench.shared.measure import keep_freed_memory, ratio
+from bench.shared.measure import in_turns, keep_freed_memory, over, ratio
 
 RESULTS: Final = Path(__file__).parents[1] / "results"
 
@@ -81,11 +82,9 @@ def compare(shape: Shape) -> Iterator[dict[str, Any]]:
     """
     groups = make_groups(shape)
     steps = {name: make(shape, groups) for name, make in step_makers(shape).items()}
-    if "trl" not in steps and shape.least_tokens is None:
-        yield {"kind": shape.name, "step": "trl", "skipped": "pip install heterorl-node[bench]"}
     apart = _gradients_apart(steps)
     norms = {name: step() for name, step in steps.items()}
-    positions = {name: positions_read(step.model, step) for name, step in steps.items()}
+    positions = {name: positions_read(step) for name, step in steps.items()}
     wall, cpu = _times(steps, shape.rounds)
     tokens, distinct = completion_tokens(groups), distinct_positions(groups)
     for name in steps:
@@ -99,21 +98,14 @@ def compare(shape: Shape) -> Iterator[dict[str, Any]]:
             "rounds": shape.rounds,
             "seconds": round(seconds, 5),
             "cpu_seconds": round(cpu_seconds, 5),
-            **_over_bare(wall, name, ""),
-            **_over_bare(cpu, name, "cpu_"),
+            **over(wall, name, "bare", "over_bare"),
+            **over(cpu, name, "bare", "cpu_over_bare"),
             "cpu_over_ours": ratio(cpu[name], cpu["ours, grpo"])[0],
             "tokens_per_second": round(tokens / seconds),
             "tokens_per_core_s": round(tokens / cpu_seconds),
             "gradient_norm": round(norms[name], 6),
             "gradient_apart": apart.get(name),
         }
-
-
-def _over_bare(times: Mapping[str, Sequence[float]], name: str, prefix: str) -> dict[str, Any]:
-    if "bare" not in times:
-        return {}
-    middle, quartiles = ratio(times[name], times["bare"])
-    return {f"{prefix}over_bare": middle, f"{prefix}over_bare_quartiles": quartiles}
 
 
 def _gradients_apart(steps: Mapping[str, Step]) -> dict[str, float]:
@@ -128,27 +120,20 @@ def _gradients_apart(steps: Mapping[str, Step]) -> dict[str, float]:
 
 
 def _times(steps: Mapping[str, Step], rounds: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    wall: dict[str, list[float]] = {name: [] for name in steps}
-    cpu: dict[str, list[float]] = {name: [] for name in steps}
-    names = list(steps)
+    """Return the seconds of every step in every round, by the clock and of the process."""
     gc.collect()
     gc.freeze()  # models and trainers: or each collection would go through them, in whoever's step it falls
-    for round_number in range(rounds):
-        first = round_number % len(names)  # nobody is always the first
-        for name in names[first:] + names[:first]:
-            gc.collect()
-            started = time.perf_counter(), time.process_time()
-            steps[name]()
-            wall[name].append(time.perf_counter() - started[0])
-            cpu[name].append(time.process_time() - started[1])
+    took = in_turns(steps, rounds, _timed)
     gc.unfreeze()
+    wall, cpu = ({name: [each[clock] for each in took[name]] for name in took} for clock in (0, 1))
     return wall, cpu
 
 
-def _with_peak(line: dict[str, Any], shape: Shape, threads: int) -> dict[str, Any]:
-    if "skipped" in line:
-        return line
-    return {**line, "peak_bytes": step_peak(shape, line["step"], threads=threads)}
+def _timed(step: Callable[[], object]) -> tuple[float, float]:
+    gc.collect()
+    started, processor = time.perf_counter(), time.process_time()
+    step()
+    return time.perf_counter() - started, time.process_time() - processor
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -160,13 +145,17 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     keep_freed_memory()
+    if importlib.util.find_spec("trl") is None:
+        print("TRL's steps are left out: pip install heterorl-node[bench]", file=sys.stderr)
     lines = []
     shapes = QUICK_SHAPES if options.quick else SHAPES
-    for line in (_with_peak(line, shape, options.threads) for shape in shapes for line in compare(shape)):
-        lines.append({**line, "threads": options.threads})
-        print(json.dumps(lines[-1]), flush=True)
-        if not options.quick:
-            write_report(lines, options.results)  # what is there already, if it is killed
+    for shape in shapes:
+        for line in compare(shape):
+            peak_bytes = step_peak(shape, line["step"], threads=options.threads)
+            lines.append({**line, "peak_bytes": peak_bytes, "threads": options.threads})
+            print(json.dumps(lines[-1]), flush=True)
+            if not options.quick:
+                write_report(lines, options.results)  # what is there already, if it is killed
 
 
 if __name__ == "__main__":

@@ -23,85 +23,34 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, get_args
 
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from bench.learner.steps import (
-    CLIP_NORM,
-    LEARNING_RATE,
+    OURS,
+    Bare,
+    Ours,
     Shape,
+    Step,
     completion_tokens,
     distinct_positions,
-    gathered_logprob,
     make_groups,
-    make_optimizer,
     padded_ids,
     positions_read,
 )
-from bench.shared.measure import ratio
-from bench.shared.random_model import SIZES, config_of, made_model
-from learner.config import LearnerConfig, Rematerialise
-from learner.model.model import Policy, load_policy
-from learner.step.train_step import train_step
-from learner.step_settings import StepSettings
-from node.values.groups.rollout import RolloutGroup
-
-OBJECTIVES: Final = ("grpo", LearnerConfig.model_fields["objective"].default)
-
-
-def bare_step(
-    model_dir: Path, groups: list[RolloutGroup], arguments: argparse.Namespace
-) -> Callable[[], Any]:
-    """Return a function that takes the least of a step."""
-    device = arguments.device
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        model_dir, dtype=torch.float32, trust_remote_code=False
-    ).to(device)
-    optimizer = make_optimizer(model)
-    rows = max(1, arguments.micro_batch_tokens // (arguments.prompt_tokens + arguments.completion_tokens))
-    parts: tuple[Tensor, ...] = torch.split(padded_ids(groups).to(device), rows)
-    total = sum(len(part) for part in parts) * arguments.completion_tokens
-
-    def step() -> None:
-        for part in parts:
-            with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
-                logprob = gathered_logprob(model, part)
-            (-logprob[:, arguments.prompt_tokens - 1 :].sum() / total).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return step
-
-
-def our_step(
-    policy: Policy, groups: list[RolloutGroup], arguments: argparse.Namespace, **chosen: Any
-) -> Callable[[], Any]:
-    """Return a function that takes the learner's step with these settings of it."""
-    config = LearnerConfig(
-        model_dir=Path(),
-        learning_rate=LEARNING_RATE,
-        gradient_clip_norm=CLIP_NORM,
-        micro_batch_tokens=arguments.micro_batch_tokens,
-        **chosen,
-    )
-    optimizer = make_optimizer(policy.model)
-    settings = StepSettings.of(config)
-
-    def step() -> None:
-        outcome = train_step(policy, optimizer, groups, version=0, settings=settings)
-        assert outcome.is_applied, outcome
-
-    return step
+from bench.shared.measure import in_turns, over
+from bench.shared.random_model import SIZES, made_model
+from learner.config import Rematerialise
+from learner.model.model import load_policy
 
 
 def measure(model_dir: Path, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Return a line for each step."""
-    shape = _shape(arguments)
+    shape, device = _shape(arguments), torch.device(arguments.device)
     groups = make_groups(shape)
     policy = load_policy(
         model_dir,
@@ -109,23 +58,28 @@ def measure(model_dir: Path, arguments: argparse.Namespace) -> Iterator[dict[str
         compute_dtype=torch.bfloat16,
         rematerialise=arguments.rematerialise,
     )
-    ours: dict[str, dict[str, Any]] = {f"ours, {name}": {"objective": name} for name in OBJECTIVES}
-    ours["ours, padded"] = {"objective": OBJECTIVES[0], "packing": "none"}
-    steps = {name: our_step(policy, groups, arguments, **chosen) for name, chosen in ours.items()}
-    if arguments.only:
-        steps = {name: steps[name] for name in arguments.only if name in steps}
-    elif shape.least_tokens is None:
-        bare = bare_step(model_dir, groups, arguments)
+    most = arguments.micro_batch_tokens
+    steps: dict[str, Step] = {
+        name: Ours(policy, groups, micro_batch_tokens=most, **OURS[name])
+        for name in arguments.only or OURS
+        if name in OURS
+    }
+    positions = {name: positions_read(step) for name, step in steps.items()}
+    if not arguments.only and shape.least_tokens is None:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            model_dir, dtype=torch.float32, trust_remote_code=False
+        )
+        bare = Bare(
+            model.to(device),
+            padded_ids(groups).to(device),
+            prompt_tokens=shape.prompt_tokens,
+            rows=max(1, most // (shape.prompt_tokens + shape.completion_tokens)),
+            dtype=torch.bfloat16,
+        )
         steps = {"bare": bare, "bare, again": bare, **steps}
-    positions = {name: positions_read(policy.model, step) for name, step in steps.items() if name in ours}
-    took: dict[str, list[float]] = {name: [] for name in steps}
-    peaks: dict[str, int] = {}
-    for number in range(arguments.rounds + 1):
-        for name in (*list(steps)[number % len(steps) :], *list(steps)[: number % len(steps)]):
-            seconds, peak = _timed(steps[name], torch.device(arguments.device))
-            if number:  # the first makes moments, and compiles
-                took[name].append(seconds)
-                peaks[name] = peak
+    in_turns(steps, 1, partial(_timed, device))  # makes moments, and compiles
+    told = in_turns(steps, arguments.rounds, partial(_timed, device))
+    took = {name: [seconds for seconds, _ in each] for name, each in told.items()}
     tokens, distinct = completion_tokens(groups), distinct_positions(groups)
     for name, seconds_each in took.items():
         line = {
@@ -136,23 +90,21 @@ def measure(model_dir: Path, arguments: argparse.Namespace) -> Iterator[dict[str
             "rounds": arguments.rounds,
             "seconds": round(statistics.median(seconds_each), 4),
             "tokens_per_s": round(tokens / statistics.median(seconds_each)),
-            "peak_bytes": peaks[name],
+            "peak_bytes": told[name][-1][1],
         }
-        if name in ours:
+        if name in positions:
             line["positions_over_distinct"] = round(positions[name] / distinct, 3)
-        for key, other in (("over_bare", "bare"), ("over_padded", "ours, padded")):
-            if other in took:
-                line[key], line[f"{key}_quartiles"] = ratio(seconds_each, took[other])
-        yield line
+        line |= over(took, name, "bare", "over_bare")
+        yield line | over(took, name, "ours, padded", "over_padded")
 
 
 def _shape(arguments: argparse.Namespace) -> Shape:
-    config = config_of(arguments.size)
+    vocabulary, width, _, layers, *_ = SIZES[arguments.size]
     return Shape(
         arguments.size,
-        config.vocab_size,
-        config.hidden_size,
-        config.num_hidden_layers,
+        vocabulary,
+        width,
+        layers,
         arguments.groups,
         arguments.group_size,
         arguments.prompt_tokens,
@@ -162,7 +114,7 @@ def _shape(arguments: argparse.Namespace) -> Shape:
     )
 
 
-def _timed(step: Callable[[], Any], device: torch.device) -> tuple[float, int]:
+def _timed(device: torch.device, step: Callable[[], object]) -> tuple[float, int]:
     is_cuda = device.type == "cuda"
     if is_cuda:
         torch.cuda.synchronize(device)

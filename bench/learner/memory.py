@@ -4,9 +4,7 @@ A peak is of resident memory during one run above what was resident before it (L
 taken once before, which makes what stays: optimizer state, buffers of libraries.
 """
 
-from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from typing import TypeVar
 
 import torch
 
@@ -14,19 +12,13 @@ from bench.forked_context import forked_context
 from bench.learner.steps import Shape, make_groups, step_makers
 from bench.shared.measure import peak, return_freed_memory
 
-T = TypeVar("T")
-
 
 def step_peak(shape: Shape, name: str, *, threads: int) -> int | None:
     """Return the peak of one of the steps of ``step_makers``, in bytes."""
     # Where there is no trl, bench.learner.trl_steps is left out.
-    imports = ("bench.learner.report", __name__, "bench.learner.trl_steps")
-    return _alone(_peak_of_step, shape, name, threads, imports=imports)
-
-
-def _alone(run: Callable[..., T], *arguments: object, imports: Sequence[str]) -> T:
-    with ProcessPoolExecutor(1, forked_context(*imports)) as pool:
-        return pool.submit(run, *arguments).result()
+    context = forked_context("bench.learner.report", __name__, "bench.learner.trl_steps")
+    with ProcessPoolExecutor(1, context) as pool:
+        return pool.submit(_peak_of_step, shape, name, threads).result()
 
 
 def _peak_of_step(shape: Shape, name: str, threads: int) -> int | None:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.shared.markdown import table
+
 Line = dict[str, Any]
 
 
@@ -29,29 +31,21 @@ def report(lines: Sequence[Line]) -> str:
 
 def _step_table(kind: str, steps: Sequence[Line]) -> str:
     lines = [line for line in steps if line["kind"] == kind]
-    measured = [line for line in lines if "skipped" not in line]
-    remarks = [f"\n{line['step']}: {line['skipped']}" for line in lines if "skipped" in line]
-    remarks += [
+    remarks = [
         f"\nThe gradients of `ours, grpo` and `{line['step']}` are {line['gradient_apart']:.1e} of their "
         "length apart."
-        for line in measured
+        for line in lines
         if line["gradient_apart"] is not None
     ]
-    return "\n".join(
-        [
-            f"## {kind}\n",
-            "| step | ms | time over bare | CPU time over bare | CPU time over `ours, grpo` | peak, MiB | "
-            "tokens/s | tokens/s of a core | positions read / distinct | gradient norm |",
-            f"| --- |{' ---: |' * 9}",
-            *map(_step_row, measured),
-            *remarks,
-            "",
-        ]
-    )
+    head = [
+        *("step", "ms", "time over bare", "CPU time over bare", "CPU time over `ours, grpo`", "peak, MiB"),
+        *("tokens/s", "tokens/s of a core", "positions read / distinct", "gradient norm"),
+    ]
+    return "\n".join([f"## {kind}\n", table(head, map(_step_row, lines)), *remarks, ""])
 
 
-def _step_row(line: Line) -> str:
-    cells = (
+def _step_row(line: Line) -> tuple[Any, ...]:
+    return (
         line["step"],
         f"{1e3 * line['seconds']:.1f}",
         _with_quartiles(line, "over_bare"),
@@ -63,7 +57,6 @@ def _step_row(line: Line) -> str:
         f"{line['positions_over_distinct']:.2f}",
         f"{line['gradient_norm']:.6f}",
     )
-    return f"| {' | '.join(map(str, cells))} |"
 
 
 def _with_quartiles(line: Line, field: str) -> str:

@@ -20,8 +20,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
+from bench.shared.made_groups import made_group
+from bench.shared.random_model import qwen3_config
 from learner.config import LearnerConfig
 from learner.model.model import Policy
 from learner.step.train_step import train_step
@@ -34,8 +36,17 @@ LEARNING_RATE: Final = 1e-6
 
 CLIP_NORM: Final = 1.0
 
-GRPO: Final[Mapping[str, Any]] = {"objective": "grpo", "kl_coefficient": 0.0}
+_GRPO: Final = {"objective": "grpo", "kl_coefficient": 0.0}
 """Settings of TRL's loss."""
+
+_DEFAULT: Final[str] = LearnerConfig.model_fields["objective"].default
+
+OURS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "ours, grpo": _GRPO,
+    f"ours, {_DEFAULT}": {"objective": _DEFAULT},
+    "ours, padded": {**_GRPO, "packing": "none"},
+}
+"""Settings of the learner for each of our steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +81,7 @@ class Shape:
 class Step(Protocol):
     """One optimizer step on the shape's batch, again and again."""
 
-    model: Qwen3ForCausalLM
+    model: torch.nn.Module
     optimizer: torch.optim.Optimizer
 
     def __call__(self) -> float:
@@ -78,26 +89,31 @@ class Step(Protocol):
         ...
 
 
-def step_makers(shape: Shape) -> Mapping[str, Callable[[Shape, list[RolloutGroup]], Step]]:
+Maker = Callable[[Shape, list[RolloutGroup]], Step]
+
+
+def step_makers(shape: Shape) -> Mapping[str, Maker]:
     """Return the steps that can be compared on a shape: TRL's where it is installed.
 
     Bare and TRL's take completions of one length alone.
     """
-    fields = LearnerConfig.model_fields
-    default, kl_coefficient = fields["objective"].default, fields["kl_coefficient"].default
-    ours: dict[str, Callable[[Shape, list[RolloutGroup]], Step]] = {
-        "ours, grpo": partial(Ours, **GRPO),
-        f"ours, {default}": partial(Ours, objective=default, kl_coefficient=kl_coefficient),
-        "ours, padded": partial(Ours, **GRPO, packing="none"),
-    }
+    ours: dict[str, Maker] = {name: partial(_our_step, settings) for name, settings in OURS.items()}
     if shape.least_tokens is not None:
         return ours
-    own = {"bare": Bare, "bare, again": Bare, **ours}
+    own = {"bare": _bare_step, "bare, again": _bare_step, **ours}
     try:
         from bench.learner.trl_steps import TRL_STEPS
     except ImportError:
         return own
     return {**own, **TRL_STEPS}
+
+
+def _bare_step(shape: Shape, groups: list[RolloutGroup]) -> Step:
+    return Bare(make_model(shape), padded_ids(groups), prompt_tokens=shape.prompt_tokens)
+
+
+def _our_step(settings: Mapping[str, Any], shape: Shape, groups: list[RolloutGroup]) -> Step:
+    return Ours(Policy(make_model(shape)), groups, **settings)
 
 
 def gradient_of(step: Step) -> Tensor:
@@ -118,20 +134,8 @@ def gradient_of(step: Step) -> Tensor:
 def make_model(shape: Shape) -> Qwen3ForCausalLM:
     """Return the model that every step of a shape starts from."""
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.width,
-        intermediate_size=3 * shape.width,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=max(16, shape.width // 4),
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=None,
-    )
+    head_width = max(16, shape.width // 4)
+    config = qwen3_config(shape.vocabulary, shape.width, 3 * shape.width, shape.layers, 4, 2, head_width)
     return Qwen3ForCausalLM(config)
 
 
@@ -154,19 +158,12 @@ def make_groups(shape: Shape) -> list[RolloutGroup]:
 
     def group(number: int) -> RolloutGroup:
         prompt_tokens, lengths = shape.draw_lengths(random)
-        return RolloutGroup(
-            run_id="bench",
-            group_id=str(number),
-            layout_digest=bytes(16),
-            tokenizer_digest=bytes(16),
-            task="bench",
+        return made_group(
+            str(number),
+            tokens(prompt_tokens),
+            tuple(map(completion, lengths)),
+            SamplingParameters(1.0, 1.0, 0, max_new_tokens=shape.completion_tokens),
             prompt_index=number,
-            prompt_token_ids=tokens(prompt_tokens),
-            completions=tuple(map(completion, lengths)),
-            sampling=SamplingParameters(1.0, 1.0, 0, max_new_tokens=shape.completion_tokens),
-            sampling_started_at_s=0.0,
-            sampling_finished_at_s=0.0,
-            graded_at_s=0.0,
         )
 
     return [group(number) for number in range(shape.groups)]
@@ -188,7 +185,7 @@ def distinct_positions(groups: Sequence[RolloutGroup]) -> int:
     return len(after)
 
 
-def positions_read(model: PreTrainedModel, step: Callable[[], object]) -> int:
+def positions_read(step: Step) -> int:
     """Take a step and return how many positions the model's layers see in it, padding included."""
     seen = 0
 
@@ -196,7 +193,8 @@ def positions_read(model: PreTrainedModel, step: Callable[[], object]) -> int:
         nonlocal seen
         seen += output.shape[:-1].numel()
 
-    handle = model.get_input_embeddings().register_forward_hook(look)
+    (embedding,) = (part for part in step.model.modules() if isinstance(part, torch.nn.Embedding))
+    handle = embedding.register_forward_hook(look)
     try:
         step()
     finally:
@@ -224,15 +222,31 @@ def make_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
 class Bare:
     """See this module."""
 
-    def __init__(self, shape: Shape, groups: list[RolloutGroup]) -> None:
-        self._ids = padded_ids(groups)
-        self._prompt_tokens = shape.prompt_tokens
-        self.model = make_model(shape).train(False)
-        self.optimizer = make_optimizer(self.model)
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        ids: Tensor,
+        *,
+        prompt_tokens: int,
+        rows: int | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """Take ``ids``, [rows, prompt and completion], in micro-batches of ``rows``.
+
+        Products are in ``dtype``: float32 or bfloat16.
+        """
+        self.model: torch.nn.Module = model.train(False)
+        self.optimizer = make_optimizer(model)
+        self._parts = torch.split(ids, rows or len(ids))
+        self._first, self._tokens = prompt_tokens - 1, len(ids) * (ids.shape[1] - prompt_tokens)
+        self._dtype = dtype
 
     def __call__(self) -> float:
-        logprob = gathered_logprob(self.model, self._ids)
-        (-logprob[:, self._prompt_tokens - 1 :].mean()).backward()  # type: ignore[no-untyped-call]
+        for part in self._parts:
+            is_narrow = self._dtype != torch.float32
+            with torch.autocast(part.device.type, torch.bfloat16, enabled=is_narrow):
+                logprob = gathered_logprob(self.model, part)
+            (-logprob[:, self._first :].sum() / self._tokens).backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -242,20 +256,17 @@ class Bare:
 class Ours:
     """The learner's step."""
 
-    def __init__(self, shape: Shape, groups: list[RolloutGroup], **settings: Any) -> None:
+    def __init__(self, policy: Policy, groups: list[RolloutGroup], **settings: Any) -> None:
         """Take a step with these settings of the learner."""
-        self._groups = groups
-        self.model = make_model(shape)
-        self._policy = Policy(self.model)
+        self._policy, self._groups = policy, groups
+        self.model: torch.nn.Module = policy.model
         self.optimizer = make_optimizer(self.model)
         config = LearnerConfig(
-            model_dir=Path(),
-            learning_rate=LEARNING_RATE,
-            gradient_clip_norm=CLIP_NORM,
-            **settings,
+            model_dir=Path(), learning_rate=LEARNING_RATE, gradient_clip_norm=CLIP_NORM, **settings
         )
         self._settings = StepSettings.of(config)
 
     def __call__(self) -> float:
         outcome = train_step(self._policy, self.optimizer, self._groups, version=0, settings=self._settings)
+        assert outcome.is_applied, outcome
         return outcome.numbers.gradient_norm

@@ -47,10 +47,11 @@ class Trl:
         self, shape: Shape, groups: list[RolloutGroup], *, recomputes: bool, checkpoints: bool
     ) -> None:
         self._recomputes = recomputes
-        self.model = make_model(shape)
-        self._trainer = _trainer(shape, self.model)
+        made = make_model(shape)
+        self.model: torch.nn.Module = made
+        self._trainer = _trainer(shape, made)
         if checkpoints:  # as ``Trainer.train`` does when it begins
-            self.model.activation_checkpointing_enable()
+            made.activation_checkpointing_enable()
         # The trainer has changed the model's forward pass by now; the optimizer is made as the others' are.
         self.optimizer = make_optimizer(self.model)
         self._inputs = _inputs(shape, groups)

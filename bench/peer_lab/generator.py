@@ -19,24 +19,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Final, cast
 
 import uvloop
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from bench.peer_lab import http2
-from bench.role_on_wire import role_to_wire
+from bench.shared.played_run import PlayedRun, join_request
 from heterorl.v1 import common_pb2, membership_pb2
 from node.clients.membership.heartbeats import FIGURES_EVERY_S
-from node.enrolment.authority import LEAF_LIFETIME_S, Authority
-from node.enrolment.init_run import AUTHORITY_DIRECTORY
+from node.enrolment.authority import LEAF_LIFETIME_S
 from node.identity.certificates import key_to_pem, new_key
 from node.identity.peer import Peer, server_name
 from node.rpc.address import split_address
 from node.system import descriptors
-from node.values.protocol import OURS
 from node.values.run import Role
 
 SERVICE: Final = "/heterorl.v1.MembershipService/"
@@ -44,13 +40,13 @@ _OPENING: Final = 64
 """Handshakes at once: as many as a fleet that comes back after a cut, thinned out by its backoff."""
 
 _JOIN, _HEARTBEATS = 1, 3
+"""Streams of a connection."""
 
 _MACHINE: Final = membership_pb2.MachineFigures(
     disk_free_ratio=0.5, certificate_expiry_s=3e7, mended_frames=0, source_lies=0
 )
 _SAMPLER: Final = membership_pb2.SamplerFigures(starving_s=0.0, tokens_per_s=1500.0, price_per_hour=0.5)
 """The numbers that a real sampler reports."""
-"""Streams of a connection."""
 
 
 class JoinRefusedError(Exception):
@@ -64,12 +60,12 @@ class Fleet:
         """Prepare to dial ``target``, the coordinator's address."""
         self.target = split_address(target)
         self.every_s, self.attempts = every_s, attempts
-        self._authority = Authority.load(run / Role.COORDINATOR / AUTHORITY_DIRECTORY)
+        self._authority = PlayedRun(run).authority
         self.run_id = self._authority.run_id
         self.hub = server_name(self.run_id, Role.COORDINATOR)
         self.latencies_s: list[float] = []
         self.pauses_s: list[float] = []
-        self.lost = self.refused_joins = 0
+        self.lost = 0
         self.first_loss = ""
         self.connections: set[Connection] = set()
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -96,7 +92,6 @@ class Fleet:
                     except JoinRefusedError:
                         if attempt == self.attempts:
                             raise
-                self.refused_joins += 1
                 await asyncio.sleep(random.random() * 2**attempt)  # as a peer does that is told to come back
 
         await asyncio.gather(*(open_one(self._peer(number)) for number in numbers))
@@ -109,7 +104,7 @@ class Fleet:
     def tls(self, peer: Peer) -> tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]:
         """Return a client's side of a handshake as ``peer`` and its pipes in and out."""
         certificate = self._authority.issue(
-            peer, _public(self._key), now=time.time(), lifetime_s=LEAF_LIFETIME_S
+            peer, self._key.public_key(), now=time.time(), lifetime_s=LEAF_LIFETIME_S
         )
         with tempfile.NamedTemporaryFile() as file:
             file.write(certificate + self._key_pem)
@@ -126,7 +121,6 @@ class Fleet:
             "latencies_s": sorted(self.latencies_s),
             "pause_s": sum(self.pauses_s) / max(1, len(self.pauses_s)),
             "lost": self.lost,
-            "refused_joins": self.refused_joins,
             "first_loss": self.first_loss,
         }
         self.latencies_s, self.pauses_s = [], []
@@ -252,16 +246,15 @@ class Connection(asyncio.Protocol):
 
     def _join(self) -> membership_pb2.JoinRequest:
         is_learner = self._peer.role is Role.LEARNER
-        return membership_pb2.JoinRequest(
-            run_id=self._peer.run_id,
-            role=role_to_wire(self._peer.role),
+        return join_request(
+            self._peer.run_id,
+            self._peer.role,
             layout_digest=b"l" * 16,
             tokenizer_digest=b"t" * 16,
             learner_epoch=1 if is_learner else 0,
             vocabulary_size=100 if is_learner else 0,
             instance=f"{id(self):016x}",
             grader_digest=b"" if is_learner else b"g" * 16,
-            **asdict(OURS),
         )
 
     def _send(self, data: bytes) -> None:
@@ -280,10 +273,6 @@ async def main(run: Path, target: str, count: int, every_s: float) -> None:
     print(json.dumps({"joined": count}), flush=True)
     while await asyncio.to_thread(sys.stdin.readline):
         print(fleet.report(), flush=True)
-
-
-def _public(key: ec.EllipticCurvePrivateKey) -> ec.EllipticCurvePublicKey:
-    return key.public_key()
 
 
 if __name__ == "__main__":

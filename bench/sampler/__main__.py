@@ -136,8 +136,8 @@ def main() -> None:
     if arguments.model is None:
         with tempfile.TemporaryDirectory() as directory:
             model_dir = made_model(Path(directory), arguments.size, device=arguments.device)
-            again = [sys.executable, "-m", "bench.sampler", *sys.argv[1:], "--model", str(model_dir)]
-            sys.exit(subprocess.run(again).returncode)
+            _again("--model", str(model_dir))
+        return
     if arguments.kv_cache is None or arguments.engines is None or len(arguments.engines) > 1:
         there = [name for name in PROCESSES if "vllm" not in name or importlib.util.find_spec("vllm")]
         kv_caches = KV_CACHES if arguments.kv_cache is None else (arguments.kv_cache,)
@@ -162,6 +162,12 @@ def main() -> None:
     measure(names, loads, rounds=arguments.rounds, versions=arguments.versions, every_s=arguments.every)
 
 
+def _again(*more: str, stdout: int | None = None) -> str:
+    """Run this command with more arguments in a process of its own; return what it printed, if asked for."""
+    command = [sys.executable, "-m", "bench.sampler", *sys.argv[1:], *more]
+    return subprocess.run(command, check=True, stdout=stdout, text=True).stdout
+
+
 def _measure_each(names: Iterable[str], kv_caches: Sequence[str]) -> None:
     """Print every line as it comes, vLLM's beside bare vLLM's of the same load."""
     bare: dict[int, dict[str, Any]] = {}
@@ -169,9 +175,7 @@ def _measure_each(names: Iterable[str], kv_caches: Sequence[str]) -> None:
         is_first = kv_cache == kv_caches[0]
         if not is_first and name == "vllm bare":
             continue
-        again = [*(sys.executable, "-m", "bench.sampler"), *sys.argv[1:]]
-        again += ["--engines", name, "--kv-cache", kv_cache]
-        printed = subprocess.run(again, check=True, stdout=subprocess.PIPE, text=True).stdout
+        printed = _again("--engines", name, "--kv-cache", kv_cache, stdout=subprocess.PIPE)
         # vLLM logs to standard output as well.
         for line in map(json.loads, re.findall(r"^{.*}$", printed, re.M)):
             rows = line["rows"]

@@ -15,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from bench.shared.measure import cpu_seconds
 from node.values.groups.sampling_parameters import SamplingParameters
 from sampler.config import SamplerConfig
 from sampler.engines.engine import GenerationRequest
 from sampler.engines.stepping import RequestChange, StepResults, step_on
 from sampler.engines.words.model_words import ArrayWords, copy_words
+from sampler.process_tree import cpu_seconds
 from sampler.sampler_role import load_configured_engine
 
 T = TypeVar("T")
@@ -78,17 +78,6 @@ class Round:
         return self.tokens / self.core_seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """Groups generated one after the other, with versions in between."""
-
-    round: Round
-    groups: int
-    change_s: float
-    """Sum over all versions."""
-    longest_turn_s: float
-
-
 class Contestant(Protocol):
     """Something that generates."""
 
@@ -105,7 +94,7 @@ class Contestant(Protocol):
 
 class _Measured:
     def processor_s(self) -> float:
-        processes = psutil.Process().children(recursive=True)
+        processes = psutil.Process().children()
         return time.process_time() + sum(cpu_seconds(process.pid) for process in processes)
 
 
@@ -239,21 +228,27 @@ class Ours(_Measured):
 
     def lost(self, *, versions: int, every_s: float) -> dict[str, float]:
         """Measure what versions cost, against as many groups without them."""
-        through = self._stream(self._call(self._changing), versions=versions, every_s=every_s, groups=0)
-        alone = self._stream(lambda: None, versions=0, every_s=every_s, groups=through.groups)
-        lost_s = through.round.seconds - through.round.tokens / alone.round.tokens_per_s
-        lost_core_s = through.round.core_seconds - through.round.tokens / alone.round.tokens_per_core_s
+        change = self._call(self._changing)
+        through, flow, change_s = self._stream(change, versions=versions, every_s=every_s, groups=0)
+        alone, flow_alone, _ = self._stream(change, versions=0, every_s=every_s, groups=flow.added)
+        lost_s = through.seconds - through.tokens / alone.tokens_per_s
+        lost_core_s = through.core_seconds - through.tokens / alone.tokens_per_core_s
         between_s = versions * every_s
         return {
             "lost_share": round(lost_s / between_s, 4),
             "lost_core_share": round(lost_core_s / between_s / self.load.threads, 4),
-            "swap_s": round(through.change_s / versions, 4),
-            "longest_turn_s": round(through.longest_turn_s, 4),
-            "longest_alone_s": round(alone.longest_turn_s, 4),
+            "swap_s": round(change_s / versions, 4),
+            "longest_turn_s": round(flow.longest_turn_s, 4),
+            "longest_alone_s": round(flow_alone.longest_turn_s, 4),
         }
 
-    def _stream(self, change: Callable[[], None], *, versions: int, every_s: float, groups: int) -> Stream:
-        """Keep every row busy until ``versions`` were taken and ``groups`` added; then finish these."""
+    def _stream(
+        self, change: Callable[[], None], *, versions: int, every_s: float, groups: int
+    ) -> tuple[Round, Flow, float]:
+        """Keep every row busy until ``versions`` were taken and ``groups`` added; then finish these.
+
+        Also returns the flow, and the seconds of all changes.
+        """
         made, change_s, began, processor = 0, 0.0, time.perf_counter(), self.processor_s()
         flow = self._flow()
         flow.is_due = lambda: made < versions and time.perf_counter() >= began + (made + 1) * every_s
@@ -266,7 +261,7 @@ class Ours(_Measured):
                 change_s += time.perf_counter() - change_began
             self._call(lambda: step_on(self._engine, flow))
         taken = Round(flow.tokens, time.perf_counter() - began, self.processor_s() - processor)
-        return Stream(taken, flow.added, change_s, flow.longest_turn_s)
+        return taken, flow, change_s
 
     def _changing(self) -> Callable[[], None]:
         """Return what puts the words that are there in place once more, as those of another version."""

@@ -5,12 +5,15 @@
 Real processes over mutual TLS. What a benchmark does not say is as in the demo.
 """
 
+import argparse
 import asyncio
+import json
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from deploy.demo.plan import BASE_ACCURACY, BATCH_GROUPS, GROUP_SIZE, LEARNING_RATE, MAX_STALENESS_VERSIONS
 from deploy.runs.processes import ChildError, Children, children_below
@@ -18,6 +21,10 @@ from deploy.runs.run_directory import COORDINATOR, LEARNER, RunDirectory, Sectio
 from deploy.runs.run_session import RunSession
 from node.coordinator.ledger.ledger_check import facts_in, reading
 from node.coordinator.work.samplers.sampler_standing import Standing
+
+C = TypeVar("C")
+M = TypeVar("M", bound=Any)
+"""A dataclass."""
 
 READY_TIMEOUT_S: Final = 240.0
 """Several processes that import torch on cores that others use too."""
@@ -102,18 +109,46 @@ async def demo_model(root: Path, *, accuracy: float = BASE_ACCURACY, seed: int =
     return model
 
 
-def kept_below(directory: str | None, name: str, measure_all: Callable[[Path], Awaitable[bool]]) -> int:
+async def in_turn(
+    root: Path, cases: Sequence[C], measure: Callable[[C, Path, Children], Coroutine[Any, Any, M]]
+) -> AsyncIterator[tuple[C, M]]:
+    """Measure each case in a run of its own below ``root``, where what was measured is kept too.
+
+    Raises:
+        ChildError: a process ended.
+    """
+    for number, case in enumerate(cases):
+        place = root / f"run-{number}"
+        async with children_below(place) as children:
+            one = await children.guard(measure(case, place, children))
+        (place / "measured.json").write_text(json.dumps({"case": str(case), **asdict(one)}))
+        yield case, one
+
+
+def run_parser(name: str, doc: str, cases: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the options of a command that measures each of ``cases``, or some, in a run of its own."""
+    parser = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=doc.partition("\n")[0])
+    parser.add_argument("cases", nargs="*", choices=[*cases, []], default=[], help="default: all of them")
+    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    parser.add_argument("--directory", help="where the runs are kept; default: a temporary one")
+    return parser
+
+
+def kept_below(
+    directory: str | None, name: str, measure_all: Callable[[Path], Coroutine[Any, Any, bool]]
+) -> int:
     """Measure below a directory, a temporary one unless it is given; return the exit code."""
-
-    async def measured(root: Path) -> bool:
-        return await measure_all(root)
-
     root = Path(directory or tempfile.mkdtemp(prefix=f"heterorl-{name}-"))
     try:
-        return 0 if asyncio.run(measured(root)) else 1
+        return 0 if asyncio.run(measure_all(root)) else 1
     except asyncio.CancelledError:
-        print(f"stopped by a signal; every process has ended, logs are below {root}", file=sys.stderr)
+        say(f"stopped by a signal; every process has ended, logs are below {root}")
         return 1
     except (ChildError, TimeoutError) as error:
-        print(f"a run failed: {error or 'too slow'}; logs are below {root}", file=sys.stderr)
+        say(f"a run failed: {error or 'too slow'}; logs are below {root}")
         return 1
+
+
+def say(text: str) -> None:
+    """Tell the person at the terminal."""
+    print(text, file=sys.stderr, flush=True)

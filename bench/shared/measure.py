@@ -5,9 +5,11 @@ import gc
 import os
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
+
+import numpy as np
 
 CORES: Final = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -29,11 +31,37 @@ def best(run: Callable[[], object], clock: Callable[[], float], repetitions: int
     return min(took)
 
 
+def in_turns(
+    runs: Mapping[str, Callable[[], object]], rounds: int, timed: Callable[[Callable[[], object]], T]
+) -> dict[str, list[T]]:
+    """Return what ``timed`` says of every run in every round; each round begins with another one."""
+    names = list(runs)
+    told: dict[str, list[T]] = {name: [] for name in names}
+    for number in range(rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            told[name].append(timed(runs[name]))
+    return told
+
+
 def ratio(ones: Sequence[float], others: Sequence[float]) -> tuple[float, tuple[float, float]]:
     """Return the median of the ratios within each round, and their quartiles."""
     ratios = [one / other for one, other in zip(ones, others, strict=True)]
     low, middle, high = statistics.quantiles(ratios, method="inclusive")
     return round(middle, 4), (round(low, 4), round(high, 4))
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the value that ``share`` of the values do not exceed; 0 where there is none."""
+    return float(np.quantile(values, share, method="higher")) if values else 0.0
+
+
+def over(took: Mapping[str, Sequence[float]], name: str, other: str, key: str) -> dict[str, Any]:
+    """Return ``ratio`` of what two runs took as fields of a line; nothing where the other was not run."""
+    if other not in took:
+        return {}
+    middle, quartiles = ratio(took[name], took[other])
+    return {key: middle, f"{key}_quartiles": quartiles}
 
 
 def peak(run: Callable[[], T]) -> tuple[int | None, T]:
@@ -46,12 +74,6 @@ def peak(run: Callable[[], T]) -> tuple[int | None, T]:
         return None, run()
     result = run()
     return resident_bytes(highest=True) - before, result
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the user and system time of a process; see proc(5)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def restart_peak() -> None:

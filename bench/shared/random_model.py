@@ -2,56 +2,34 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-SIZES: Final[Mapping[str, Mapping[str, Any]]] = {
-    "tiny": {
-        "vocab_size": 1024,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-    },
-    "33M": {
-        "vocab_size": 49_152,
-        "hidden_size": 384,
-        "intermediate_size": 1024,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 3,
-    },
-    # The shape of Qwen2.5-0.5B.
-    "0.5B": {
-        "vocab_size": 151_936,
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-    },
-    # Qwen3-0.6B.
-    "0.6B": {
-        "vocab_size": 151_936,
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-    },
+SIZES: Final[Mapping[str, tuple[int, ...]]] = {
+    # vocabulary, width, feed forward, layers, heads, heads of keys, width of a head
+    "tiny": (1024, 64, 128, 2, 2, 1, 64),
+    "33M": (49_152, 384, 1024, 8, 6, 3, 64),
+    "0.5B": (151_936, 896, 4864, 24, 14, 2, 64),  # the shape of Qwen2.5-0.5B
+    "0.6B": (151_936, 1024, 3072, 28, 16, 8, 128),  # Qwen3-0.6B
 }
-"""Name -> the sizes of a Qwen3; heads have 64 channels unless they say otherwise."""
+"""Name -> arguments of ``qwen3_config``."""
 
 
-def config_of(size: str) -> Qwen3Config:
-    """Return the configuration of a size in ``SIZES``."""
+def qwen3_config(
+    vocabulary: int, width: int, feed_forward: int, layers: int, heads: int, key_heads: int, head_width: int
+) -> Qwen3Config:
+    """Return the configuration of a Qwen3 whose first two tokens are padding and the end."""
     return Qwen3Config(
-        **{"head_dim": 64, **SIZES[size]},
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=feed_forward,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_heads,
+        head_dim=head_width,
         tie_word_embeddings=True,
         pad_token_id=0,
         eos_token_id=1,
@@ -65,7 +43,7 @@ def made_model(directory: Path, size: str, *, device: str = "cpu") -> Path:
     Args:
         device: to draw the weights on; half a billion take a CPU some seconds.
     """
-    config = config_of(size)
+    config = qwen3_config(*SIZES[size])
     vocabulary = {str(number): number for number in range(config.vocab_size)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -7,7 +7,7 @@ Supervised steps on right answers stand for pretraining: they end once the model
 all seeds start from there. Completions differ in length, so a method's normaliser matters.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Final
 
@@ -23,43 +23,30 @@ END: Final = 0
 PAD: Final = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Exercises:
-    """Prompts, and the right answer to each."""
-
-    prompt: Tensor
-    """[count, prompt tokens], padded."""
-    answer: Tensor
-    """[count, completion tokens], ends in ``END``, then padded."""
-    vocabulary: int
+TRAINING: Final = 4096
+HELD_OUT: Final = 256
+_WARM_SCORE: Final = 0.25
+_WARM_BATCH: Final = 128
+"""Exercises a step of the warm start, until their right answers have the probability ``_WARM_SCORE``."""
 
 
 class AnswerTask:
-    """A decoder that reads a prompt and writes the answer left to right."""
+    """A decoder of two layers that writes the answer to a prompt left to right."""
+
+    groups, group_size, prompts = 4, 8, TRAINING
 
     def __init__(
-        self,
-        train: Exercises,
-        held_out: Exercises,
-        *,
-        width: int,
-        heads: int,
-        layers: int,
-        groups: int,
-        warm_score: float,
-        warm_batch: int,
+        self, answers: Mapping[tuple[int, ...], Sequence[int]], *, vocabulary: int, width: int, heads: int
     ) -> None:
         """Keep the exercises.
 
-        The warm start draws ``warm_batch`` exercises a step, until the right answers have the probability
-        ``warm_score``.
+        Args:
+            answers: padded prompts, TRAINING and then HELD_OUT, to the right answer of each, which ends in
+                ``END`` and is padded.
         """
-        self.groups, self.group_size = groups, 8
-        self.tokens, self.prompts = train.answer.shape[1], len(train.prompt)
-        self._prompt = torch.cat([train.prompt, held_out.prompt])
-        self._answer = torch.cat([train.answer, held_out.answer])
-        self._warm_score, self._warm_batch = warm_score, warm_batch
-        self._model = Decoder(train.vocabulary, width, heads, layers, train.prompt.shape[1], self.tokens)
+        self._prompt, self._answer = torch.tensor(list(answers)), torch.tensor(list(answers.values()))
+        self.tokens = self._answer.shape[1]
+        self._model = Decoder(vocabulary, width, heads, 2, self._prompt.shape[1], self.tokens)
         self.shapes = self._model.shapes
 
     def start(self, seeds: tuple[int, ...]) -> Tensor:
@@ -74,8 +61,8 @@ class AnswerTask:
             theta,
             self._log_likelihood,
             prompts=self.prompts,
-            batch=self._warm_batch,
-            until_score=self._warm_score,
+            batch=_WARM_BATCH,
+            until_score=_WARM_SCORE,
         )
         return theta
 

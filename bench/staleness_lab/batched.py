@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _MOST_WARM_STEPS: Final = 1500
@@ -41,6 +42,14 @@ class Shapes:
             for (name, shape), column in zip(self.named.items(), columns, strict=True)
         }
 
+    def untrained(self, seeds: tuple[int, ...]) -> Tensor:
+        """Return ``initial`` parameters whose ``output`` matrices are a tenth: policies close to uniform."""
+        theta = self.initial(seeds)
+        for name, column in self.views(theta).items():
+            if name.startswith("output"):
+                column.mul_(0.1)
+        return theta
+
     def initial(self, seeds: tuple[int, ...]) -> Tensor:
         """Return [seeds, size]: matrices normal with standard deviation 1/sqrt(fan in), vectors 0.
 
@@ -63,6 +72,14 @@ class Shapes:
                 columns.append(values.flatten())
             rows.append(torch.cat(columns))
         return torch.stack(rows)
+
+
+def crooked_features(seed: int, *, count: int, features: int) -> tuple[Tensor, NDArray[np.int64]]:
+    """Draw what a perceptron sees, [count, features], and a rank that follows from it in a crooked way."""
+    rng = np.random.default_rng(seed)
+    feature = rng.standard_normal((count, features))
+    crooked = np.tanh(feature @ rng.standard_normal((features, 6)) / 2) @ rng.standard_normal(6)
+    return torch.from_numpy(feature).float(), crooked.argsort().argsort()
 
 
 def choice(probability: Tensor, uniform: Tensor) -> Tensor:

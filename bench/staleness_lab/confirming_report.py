@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
+from bench.shared.markdown import table
 from bench.staleness_lab.cells import Cell, Outcome
-from bench.staleness_lab.confirming import TASKS, TODAY, Standing, chosen, standings
-from bench.staleness_lab.report import interval_text, markdown, method_table, summary_table
+from bench.staleness_lab.confirming import TASKS, Standing, chosen, standings
+from bench.staleness_lab.report import interval_text, report_text, standing
 from bench.staleness_lab.results import Results
-from bench.staleness_lab.statistics import CONFIDENCE
 
 _ABOUT: Final = """\
 # The staleness laboratory: plainer forms of the default
@@ -31,7 +29,7 @@ interval and its width, paid for being narrow if it holds a quantity, a perceptr
 *unpacking*: a two-layer language model that writes out a word packed by counting, 3 to 7 tokens,
 {unpacking} seeds. All are tiny beside a real model.
 
-Differences are to `{today}`, the default when this was planned, in points of score, on the same seeds.
+Differences are to `{shipped}`, the default when this was planned, in points of score, on the same seeds.
 The intervals of one place hold together with a confidence of {confidence:.0%}: in *What decided* those
 of the three forms, below those of all methods.
 """
@@ -40,17 +38,7 @@ of the three forms, below those of all methods.
 def write_confirming_report(path: Path, cells: Sequence[Cell], results: Results, *, commit: str) -> None:
     """Write what the finished cells show."""
     finished = results.of(cells)
-    about = _ABOUT.format(
-        commit=commit or "not at all: this is a quick look",
-        finished=len(finished),
-        cells=len(cells),
-        minutes=sum(outcome.seconds for outcome in finished) / 60,
-        today=TODAY,
-        confidence=CONFIDENCE,
-        **{task: len(plan.seeds) for task, plan in TASKS.items()},
-    )
-    tables = [method_table(task, [o for o in finished if o.cell.task == task]) for task in TASKS]
-    path.write_text("\n\n".join([about, _decision(finished), summary_table(finished), *tables]) + "\n")
+    path.write_text(report_text(_ABOUT, TASKS, cells, finished, _decision(finished), commit=commit))
 
 
 def _decision(outcomes: Sequence[Outcome]) -> str:
@@ -64,20 +52,16 @@ def _decision(outcomes: Sequence[Outcome]) -> str:
         [
             "## What decided",
             f"By the rule the default is **{chosen(found)}**.",
-            markdown(head, [_line(each) for each in found if each.intervals]),
-            markdown(["task", "row", *(each.form for each in found)], of_place),
+            table(head, [_line(each) for each in found if each.intervals]),
+            table(["task", "row", *(each.form for each in found)], of_place),
         ]
     )
 
 
 def _line(found: Standing) -> list[str]:
-    ordered = sorted(found.intervals.values(), key=lambda interval: interval.mean)
     return [
         found.form,
-        *(str(found.count(verdict)) for verdict in ("better", "tied", "worse")),
-        f"{100 * np.mean([interval.mean for interval in ordered]):+.1f}",
-        interval_text(ordered[0]),
-        interval_text(ordered[-1]),
+        *standing(found.intervals.values()),
         f"{100 * found.flipped_mean:+.1f}",
         "; ".join(found.objections) or "may be the default",
     ]

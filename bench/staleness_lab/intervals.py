@@ -7,11 +7,10 @@ who knows little is paid for saying so.
 
 from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from bench.staleness_lab.batched import Shapes, choice
+from bench.staleness_lab.batched import Shapes, choice, crooked_features
 from bench.staleness_lab.tasks import Completions
 
 _FEATURES: Final = 8
@@ -30,12 +29,9 @@ class Intervals:
     prompts = _TRAINING
 
     def __init__(self) -> None:
-        rng = np.random.default_rng(_SEED)
-        feature = rng.standard_normal((_TRAINING + _HELD_OUT, _FEATURES))
-        crooked = np.tanh(feature @ rng.standard_normal((_FEATURES, 6)) / 2) @ rng.standard_normal(6)
-        level = crooked.argsort().argsort() * _LEVELS // len(crooked)  # even over all
-        self._feature = torch.from_numpy(feature).float()
-        self._level = torch.from_numpy(level)
+        count = _TRAINING + _HELD_OUT
+        self._feature, rank = crooked_features(_SEED, count=count, features=_FEATURES)
+        self._level = torch.from_numpy(rank * _LEVELS // count)  # even over all
         self.shapes = Shapes(
             {
                 "hidden": (_FEATURES, _HIDDEN),
@@ -48,10 +44,7 @@ class Intervals:
 
     def start(self, seeds: tuple[int, ...]) -> Tensor:
         """Return untrained policies, close to uniform, [seeds, parameters]."""
-        theta = self.shapes.initial(seeds)
-        for name in ("output_lower", "output_width"):
-            self.shapes.views(theta)[name].mul_(0.1)
-        return theta
+        return self.shapes.untrained(seeds)
 
     def sample(self, theta: Tensor, prompt: Tensor, uniform: Tensor) -> Completions:
         """Name G intervals for each prompt; ``uniform`` is [rows, n, G, 2]."""

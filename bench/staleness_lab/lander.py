@@ -50,9 +50,7 @@ class Lander:
 
     def start(self, seeds: tuple[int, ...]) -> Tensor:
         """Return untrained policies, close to uniform, [seeds, parameters]."""
-        theta = self.shapes.initial(seeds)
-        self.shapes.views(theta)["output"].mul_(0.1)
-        return theta
+        return self.shapes.untrained(seeds)
 
     def sample(self, theta: Tensor, prompt: Tensor, uniform: Tensor) -> Completions:
         """Fly to the ground; ``uniform`` is [rows, n, G, 20]."""

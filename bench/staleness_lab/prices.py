@@ -6,11 +6,10 @@ Reward: the price over that, 0 for a price above it.
 
 from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from bench.staleness_lab.batched import Shapes, choice
+from bench.staleness_lab.batched import Shapes, choice, crooked_features
 from bench.staleness_lab.tasks import Completions
 
 _FEATURES: Final = 8
@@ -28,12 +27,9 @@ class Prices:
     prompts = _TRAINING
 
     def __init__(self) -> None:
-        rng = np.random.default_rng(_SEED)
-        feature = rng.standard_normal((_TRAINING + _HELD_OUT, _FEATURES))
-        crooked = np.tanh(feature @ rng.standard_normal((_FEATURES, 6)) / 2) @ rng.standard_normal(6)
-        rank = crooked.argsort().argsort() / len(crooked)  # even over all customers
-        self._feature = torch.from_numpy(feature).float()
-        self._most = torch.from_numpy(0.2 + 0.8 * rank).float()
+        count = _TRAINING + _HELD_OUT
+        self._feature, rank = crooked_features(_SEED, count=count, features=_FEATURES)
+        self._most = torch.from_numpy(0.2 + 0.8 * (rank / count)).float()  # even over all customers
         self._price = torch.arange(1, _PRICES + 1) / _PRICES
         self.shapes = Shapes(
             {
@@ -46,9 +42,7 @@ class Prices:
 
     def start(self, seeds: tuple[int, ...]) -> Tensor:
         """Return untrained policies, close to uniform, [seeds, parameters]."""
-        theta = self.shapes.initial(seeds)
-        self.shapes.views(theta)["output"].mul_(0.1)
-        return theta
+        return self.shapes.untrained(seeds)
 
     def sample(self, theta: Tensor, prompt: Tensor, uniform: Tensor) -> Completions:
         """Name G prices to each customer; ``uniform`` is [rows, n, G, 1]."""

@@ -1,14 +1,15 @@
 """The report: how it was done, what decided, and every cell beside the default, as Markdown."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
+from bench.shared.markdown import table
 from bench.staleness_lab.cells import Cell, Outcome
 from bench.staleness_lab.methods import FORMS
-from bench.staleness_lab.plan import CANDIDATE, REPORT, SHIPPED, Row
+from bench.staleness_lab.plan import CANDIDATE, REPORT, SHIPPED, Row, TaskPlan
 from bench.staleness_lab.results import Results
 from bench.staleness_lab.statistics import CONFIDENCE, Interval, collapsed_share, simultaneous
 
@@ -48,17 +49,37 @@ under random signs of the seeds).
 def write_report(path: Path, cells: Sequence[Cell], results: Results, *, commit: str) -> None:
     """Write what the finished cells show."""
     finished = results.of(cells)
-    about = _ABOUT.format(
+    path.write_text(report_text(_ABOUT, REPORT, cells, finished, _decision(finished), commit=commit))
+
+
+def report_text(
+    about: str,
+    plans: Mapping[str, TaskPlan],
+    cells: Sequence[Cell],
+    finished: Sequence[Outcome],
+    decision: str,
+    *,
+    commit: str,
+) -> str:
+    """Return a report: how it was done, what decided, and every finished cell.
+
+    Args:
+        about: with places for what is known only now; see the arguments below.
+        plans: of the tasks, which have a table each.
+    """
+    seconds = sum(outcome.seconds for outcome in finished)
+    begun = about.format(
         commit=commit or "not at all: this is a quick look",
         finished=len(finished),
         cells=len(cells),
-        hours=sum(outcome.seconds for outcome in finished) / 3600,
+        minutes=seconds / 60,
+        hours=seconds / 3600,
         shipped=SHIPPED,
         confidence=CONFIDENCE,
-        **{task: len(plan.seeds) for task, plan in REPORT.items()},
+        **{task: len(plan.seeds) for task, plan in plans.items()},
     )
-    tables = [method_table(task, [o for o in finished if o.cell.task == task]) for task in REPORT]
-    path.write_text("\n\n".join([about, _decision(finished), summary_table(finished), *tables]) + "\n")
+    tables = [_method_table(task, [o for o in finished if o.cell.task == task]) for task in plans]
+    return "\n\n".join([begun, decision, _summary_table(finished), *tables]) + "\n"
 
 
 def places(outcomes: Iterable[Outcome]) -> dict[tuple[str, Row], dict[str, Outcome]]:
@@ -88,27 +109,25 @@ def _decision(outcomes: Sequence[Outcome]) -> str:
         place: differences({m: o for m, o in here.items() if m in FORMS}, to=CANDIDATE)
         for place, here in by_place.items()
     }
-    lines = []
-    for form in forms:
-        found = [(place, each[form]) for place, each in intervals.items() if form in each]
-        words = [interval.verdict for _, interval in found]
-        if not found:
-            continue
-        ordered = sorted((interval for _, interval in found), key=lambda interval: interval.mean)
-        lines.append(
-            [
-                _bold(form),
-                *(str(words.count(word)) for word in ("better", "tied", "worse")),
-                f"{100 * np.mean([interval.mean for _, interval in found]):+.1f}",
-                interval_text(ordered[0]),
-                interval_text(ordered[-1]),
-            ]
-        )
+    found = {form: [each[form] for each in intervals.values() if form in each] for form in forms}
+    lines = [[_bold(form), *standing(found[form])] for form in forms if found[form]]
     head = [f"beside `{CANDIDATE}`", "better", "tied", "worse", "mean", "least", "most"]
-    return f"## What decided\n\n{markdown(head, lines)}"
+    return f"## What decided\n\n{table(head, lines)}"
 
 
-def summary_table(outcomes: Sequence[Outcome]) -> str:
+def standing(intervals: Collection[Interval]) -> list[str]:
+    """Return in how many places a method is better, tied and worse; its mean, least and most difference."""
+    words = [interval.verdict for interval in intervals]
+    ordered = sorted(intervals, key=lambda interval: interval.mean)
+    return [
+        *(str(words.count(word)) for word in ("better", "tied", "worse")),
+        f"{100 * np.mean([interval.mean for interval in ordered]):+.1f}",
+        interval_text(ordered[0]),
+        interval_text(ordered[-1]),
+    ]
+
+
+def _summary_table(outcomes: Sequence[Outcome]) -> str:
     """Each method beside the default, and how far it ends below the best of each place."""
     by_place = places(outcomes)
     beside = {place: differences(here, to=SHIPPED) for place, here in by_place.items()}
@@ -138,10 +157,10 @@ def summary_table(outcomes: Sequence[Outcome]) -> str:
         "many cells may be compared. Better, tied, worse: places in which the interval of the difference to "
         "the default says so."
     )
-    return f"## All places\n\n{about}\n\n{markdown(head, [line for _, _, line in sorted(lines)])}"
+    return f"## All places\n\n{about}\n\n{table(head, [line for _, _, line in sorted(lines)])}"
 
 
-def method_table(task: str, outcomes: Sequence[Outcome]) -> str:
+def _method_table(task: str, outcomes: Sequence[Outcome]) -> str:
     """Methods by rows: where the default ends, and how far each other is above it."""
     by_place = places(outcomes)
     settings = {outcome.cell.method: str(outcome.cell.setting) for outcome in outcomes}
@@ -155,7 +174,7 @@ def method_table(task: str, outcomes: Sequence[Outcome]) -> str:
             else:
                 entries.append(f"{100 * here[method].ends.mean():.1f}" if method in here else "-")
         lines.append([_bold(method), settings[method], *entries])
-    return f"## {task}\n\n{markdown(['method', 'setting', *(str(row) for _, row in by_place)], lines)}"
+    return f"## {task}\n\n{table(['method', 'setting', *(str(row) for _, row in by_place)], lines)}"
 
 
 def _bold(method: str) -> str:
@@ -164,8 +183,3 @@ def _bold(method: str) -> str:
 
 def interval_text(each: Interval) -> str:
     return f"{100 * each.mean:+.1f} [{100 * each.low:+.1f}, {100 * each.high:+.1f}]"
-
-
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -16,7 +16,6 @@ from learner.objective.batch import ObjectiveBatch
 from learner.objective.formulas.age_discounts import sequence_learning_rate_factor
 
 _TOLERANCE: Final = 1e-5
-_ALL: Final = slice(None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,9 +36,9 @@ class Rows:
     expected_kl: Tensor | None = None
     """[seeds, n, t], nats: what the ages of the tokens make a learner expect, if it has measured any."""
 
-    def of(self, seeds: slice = _ALL, completions: slice = _ALL) -> "Rows":
-        """Return those of some seeds and completions, in the same shape."""
-        part = (seeds, completions)
+    def of(self, seed: int) -> "Rows":
+        """Return those of one seed, in the same shape."""
+        part = slice(seed, seed + 1)
         return replace(
             self,
             learner=self.learner[part],
@@ -83,7 +82,7 @@ def pull(method: Method, rows: Rows, *, at_once: bool) -> Pull:
     """Evaluate a method's objective for every seed; ``at_once`` as ``runs_at_once`` says."""
     if at_once:
         return _pull_together(method, rows)
-    each = [_pull_together(method, rows.of(slice(seed, seed + 1))) for seed in range(len(rows.reward))]
+    each = [_pull_together(method, rows.of(seed)) for seed in range(len(rows.reward))]
     return Pull(
         gradient=torch.cat([one.gradient for one in each]),
         log_ratio=torch.cat([one.log_ratio for one in each]),

@@ -9,17 +9,13 @@ It is pretrained in the run on right answers until it gives a quarter of them; a
 from typing import Final
 
 import numpy as np
-import torch
 
-from bench.staleness_lab.answers import END, PAD, AnswerTask, Exercises
+from bench.staleness_lab.answers import END, HELD_OUT, PAD, TRAINING, AnswerTask
 
 _LETTERS: Final = 10
 _FIRST: Final = max(END, PAD) + 1
 """Letters are numbered from here."""
 _SHORTEST, _LONGEST = 4, 6
-_TRAINING: Final = 4096
-_HELD_OUT: Final = 256
-_WARM_SCORE: Final = 0.25
 _SEED: Final = 25
 
 
@@ -27,22 +23,8 @@ def word_sorting() -> AnswerTask:
     """Return the task: 4 words x 8 completions of at most 7 tokens a version."""
     rng = np.random.default_rng(_SEED)
     answers: dict[tuple[int, ...], list[int]] = {}
-    while len(answers) < _TRAINING + _HELD_OUT:
+    while len(answers) < TRAINING + HELD_OUT:
         letters = (_FIRST + rng.integers(_LETTERS, size=rng.integers(_SHORTEST, _LONGEST + 1))).tolist()
         padding = [PAD] * (_LONGEST - len(letters))
         answers[*letters, *padding] = [*sorted(letters), END, *padding]
-    words, in_order = torch.tensor(list(answers)), torch.tensor(list(answers.values()))
-    train, held_out = (
-        Exercises(words[part], in_order[part], _FIRST + _LETTERS)
-        for part in (slice(_TRAINING), slice(_TRAINING, None))
-    )
-    return AnswerTask(
-        train,
-        held_out,
-        width=32,
-        heads=4,
-        layers=2,
-        groups=4,
-        warm_score=_WARM_SCORE,
-        warm_batch=128,
-    )
+    return AnswerTask(answers, vocabulary=_FIRST + _LETTERS, width=32, heads=4)

@@ -10,9 +10,8 @@ pretrained in the run on right answers until it gives a quarter of them; all see
 from typing import Final
 
 import numpy as np
-import torch
 
-from bench.staleness_lab.answers import END, PAD, AnswerTask, Exercises
+from bench.staleness_lab.answers import END, HELD_OUT, PAD, TRAINING, AnswerTask
 
 _LETTERS: Final = 12
 _FIRST: Final = max(END, PAD) + 1
@@ -22,9 +21,6 @@ _MOST: Final = 3
 _FEWEST_PAIRS, _MOST_PAIRS = 2, 3
 _LONGEST: Final = 6
 """Letters of an answer."""
-_TRAINING: Final = 4096
-_HELD_OUT: Final = 256
-_WARM_SCORE: Final = 0.25
 _SEED: Final = 45
 
 
@@ -32,7 +28,7 @@ def word_unpacking() -> AnswerTask:
     """Return the task: 4 words x 8 completions of at most 7 tokens a version."""
     rng = np.random.default_rng(_SEED)
     answers: dict[tuple[int, ...], list[int]] = {}
-    while len(answers) < _TRAINING + _HELD_OUT:
+    while len(answers) < TRAINING + HELD_OUT:
         pairs = rng.integers(_FEWEST_PAIRS, _MOST_PAIRS + 1)
         letters, counts = rng.integers(_LETTERS, size=pairs), rng.integers(1, _MOST + 1, size=pairs)
         if counts.sum() > _LONGEST:
@@ -40,21 +36,7 @@ def word_unpacking() -> AnswerTask:
         packed = np.stack([_FIRST + letters, _FIRST + _LETTERS - 1 + counts], 1).flatten().tolist()
         written = [*(_FIRST + np.repeat(letters, counts)).tolist(), END]
         answers[*_padded(packed, 2 * _MOST_PAIRS)] = _padded(written, _LONGEST + 1)
-    packed_words, unpacked = torch.tensor(list(answers)), torch.tensor(list(answers.values()))
-    train, held_out = (
-        Exercises(packed_words[part], unpacked[part], _FIRST + _LETTERS + _MOST)
-        for part in (slice(_TRAINING), slice(_TRAINING, None))
-    )
-    return AnswerTask(
-        train,
-        held_out,
-        width=24,
-        heads=2,
-        layers=2,
-        groups=4,
-        warm_score=_WARM_SCORE,
-        warm_batch=128,
-    )
+    return AnswerTask(answers, vocabulary=_FIRST + _LETTERS + _MOST, width=24, heads=2)
 
 
 def _padded(tokens: list[int], length: int) -> list[int]:

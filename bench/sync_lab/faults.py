@@ -4,9 +4,8 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from bench.sync_lab.lab import Facts, Lab, is_exact, put, syncs, watched_bytes
-from bench.sync_lab.network import Line, Network
-from bench.sync_lab.versions import Model
+from bench.sync_lab.lab import CONNECTIONS, Facts, Lab, is_exact, put, syncs, watched_bytes
+from bench.sync_lab.network import Line, Network, is_available
 from node.values.run import Role
 
 LOSSY: Final = Line(rate_mbit=100, round_trip_ms=150, loss=0.005)
@@ -20,50 +19,42 @@ def loss(lab: Lab) -> Iterator[Facts]:
     With the congestion control that most senders on the Internet have (cubic) and with BBR, whose one
     connection fills such a line by itself.
     """
-    counts = (1, 8)
     for congestion_control in ("cubic",) if lab.is_quick else ("cubic", "bbr"):
+        if not is_available(congestion_control):
+            yield {"what": "lossy line", "left_out": f"this kernel has no {congestion_control}"}
+            continue
         alone = 0.0
-        for connections in counts:
+        for connections in (1, CONNECTIONS):
             facts = _goodput(lab, congestion_control, connections)
             alone = alone or facts["bytes_per_s"]
             yield facts | {"times_one_connection": facts["bytes_per_s"] / alone}
 
 
 def _goodput(lab: Lab, congestion_control: str, connections: int) -> Facts:
-    training = lab.training(Model(), steps=6 if lab.is_quick else 12, keyframes=1)
-    size = training.keyframes[0].size_bytes
-    with lab.fleet() as fleet, Network() as network:
-        near, far = network.namespace("hub"), network.namespace("sampler")
-        if not network.allow(congestion_control):
-            return {"what": "lossy line", "left_out": f"this kernel has no {congestion_control}"}
-        near.set_tcp(congestion_control=congestion_control)
-        link = network.link(near, far, LOSSY)
-        with (
-            fleet.hub(near, training.directory) as hub,
-            fleet.receivers(far, training.directory, sources=[link.a], connections=connections) as receiver,
-        ):
-            announced_s = put(hub, training.keyframes[0].name)
-            progress = watched_bytes(receiver, until_bytes=size, until_s=announced_s + WATCHED_S[1])
-        start = next(
-            point for point in progress if point[0] >= announced_s + WATCHED_S[0] or point[1] >= size
-        )
-        end = progress[-1]
-        if start[1] >= size:
-            start = progress[0]
-        lost = link.passed()[0].lost / max(1, link.passed()[0].segments)
+    training = lab.smollm2()
+    published = training.keyframes[0]
+    size = published.size_bytes
+    with lab.wired(training, LOSSY, connections=connections, congestion_control=congestion_control) as wired:
+        announced_s = put(wired.hub, published.name)
+        progress = watched_bytes(wired.receivers, until_bytes=size, until_s=announced_s + WATCHED_S[1])
+        passed = wired.link.passed()
+    end = progress[-1]
+    start = next(point for point in progress if point[0] >= announced_s + WATCHED_S[0] or point[1] >= size)
+    if start[1] >= size:
+        start = progress[0]
     return {
         "what": "lossy line",
         "congestion_control": congestion_control,
         "connections": connections,
         "bytes_per_s": (end[1] - start[1]) / (end[0] - start[0]),
         "line_bytes_per_s": LOSSY.bytes_per_s,
-        "lost": lost,
+        "lost": passed.lost / max(1, passed.segments),
     }
 
 
 def cut(lab: Lab) -> Iterator[Facts]:
     """A keyframe through a relay whose line is cut at 90 %, gone on with through another relay."""
-    training = lab.training(Model(), steps=6 if lab.is_quick else 12, keyframes=1)
+    training = lab.smollm2()
     size = training.keyframes[0].size_bytes
     line = Line(rate_mbit=100, round_trip_ms=150)
     with lab.fleet() as fleet, Network() as network:
@@ -79,7 +70,7 @@ def cut(lab: Lab) -> Iterator[Facts]:
             links[1].cut()
             sources = [link.a for link in links]
             with fleet.receivers(
-                far, training.directory, sources=sources, connections=8, server=Role.RELAY
+                far, training.directory, sources=sources, connections=CONNECTIONS, server=Role.RELAY
             ) as receiver:
                 announced_s = put(hub, training.keyframes[0].name)
                 progress = watched_bytes(receiver, until_bytes=int(0.9 * size), until_s=announced_s + 120)
@@ -87,7 +78,7 @@ def cut(lab: Lab) -> Iterator[Facts]:
                 links[1].mend()
                 cut_s = time.monotonic()
                 (done,) = syncs(receiver, version=1, announced_s=announced_s)
-                before, after = (link.passed()[0].bytes for link in links)
+                before, after = (link.passed().bytes for link in links)
                 yield {
                     "what": "cut at 90 %, on through another relay",
                     "bytes": size,

@@ -15,11 +15,10 @@ from typing import Any
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from bench.shared.played_run import PlayedRun
 from bench.sync_lab.versions import load_artifact
 from heterorl.v1 import policy_pb2_grpc
-from node.enrolment.init_run import IDENTITY_DIRECTORY
 from node.errors import Reason
-from node.identity.identity_store import load_identity
 from node.identity.revocation import RevocationList
 from node.identity.run_description import RunDescription
 from node.process.memory import keep_freed_memory
@@ -45,7 +44,7 @@ async def serve(settings: dict[str, Any]) -> None:
         "bench hub",
         listen=settings["listen"],
         servicers=(partial(policy_pb2_grpc.add_PolicyServiceServicer_to_server, servicer),),
-        identity=load_identity(root / Role.COORDINATOR / IDENTITY_DIRECTORY),
+        identity=PlayedRun(root).own_identity(Role.COORDINATOR),
         admission=Admission(run.run_id, RevocationList(), SystemClock(), _ignore),
         drain_grace_s=0.1,
     )
@@ -56,7 +55,7 @@ async def serve(settings: dict[str, Any]) -> None:
         say(ready=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
             name, announced_s = json.loads(line)["put"], list[float]()
-            with store.listening(partial(_note_time, announced_s)):
+            with store.listening(lambda: announced_s.append(time.monotonic())):  # noqa: B023 - not kept
                 await asyncio.to_thread(_put, store, Path(settings["training"]), name)
             say(announced_s=announced_s[0])
         stopping.set()
@@ -73,10 +72,6 @@ def _put(store: ArtifactStore, training: Path, name: str) -> None:
 def say(**facts: Any) -> None:
     """Write a line of JSON."""
     print(json.dumps(facts), flush=True)
-
-
-def _note_time(times: list[float]) -> None:
-    times.append(time.monotonic())
 
 
 def _ignore(*, service: str, reason: Reason) -> None:

@@ -24,6 +24,11 @@ AVAILABLE: Final = _TCP / "tcp_available_congestion_control"
 ALLOWED: Final = _TCP / "tcp_allowed_congestion_control"
 
 
+def is_available(congestion_control: str) -> bool:
+    """Return whether this kernel has a congestion control of that name."""
+    return congestion_control in AVAILABLE.read_text().split()
+
+
 def compiler() -> str | None:
     """Return the C compiler of this machine; None: there is none."""
     return next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
@@ -67,10 +72,6 @@ class Namespace:
         """
         subprocess.run(self.command(*arguments), check=True, capture_output=True)
 
-    def read(self, *arguments: str) -> str:
-        """Return what a command prints in here."""
-        return subprocess.run(self.command(*arguments), check=True, capture_output=True, text=True).stdout
-
     def set_tcp(self, **settings: str) -> None:
         """Write ``net.ipv4.tcp_...`` of this network."""
         for key, value in settings.items():
@@ -95,12 +96,11 @@ class Link:
         self.a = a
         self.b = b
 
-    def passed(self) -> tuple[Passed, Passed]:
-        """Return what passed from a to b and from b to a since the start."""
+    def passed(self) -> Passed:
+        """Return what passed from a to b since the start."""
         self._order("count")
         assert self._process.stdout is not None
-        counts = json.loads(self._process.stdout.readline())
-        return Passed(**counts["ab"]), Passed(**counts["ba"])
+        return Passed(**json.loads(self._process.stdout.readline())["ab"])
 
     def cut(self) -> None:
         """Lose everything from now on."""
@@ -131,15 +131,12 @@ class Network(ExitStack):
         subprocess.run([cc, *flags, "-o", str(self._emulator), str(LINK_SOURCE)], check=True)
         return self
 
-    def allow(self, congestion_control: str) -> bool:
-        """Allow namespaces a congestion control; False: this kernel has none of that name."""
-        if congestion_control not in AVAILABLE.read_text().split():
-            return False
+    def allow(self, congestion_control: str) -> None:
+        """Allow namespaces a congestion control, which this kernel has."""
         allowed = ALLOWED.read_text()
         if congestion_control not in allowed.split():
             ALLOWED.write_text(f"{allowed.strip()} {congestion_control}")
             self.callback(ALLOWED.write_text, allowed)
-        return True
 
     def namespace(self, role: str) -> Namespace:
         """Make a namespace."""

@@ -16,41 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench.shared.measure import cpu_seconds
+from bench.shared.played_run import PlayedRun
 from bench.sync_lab.network import Namespace
-from node.enrolment.authority import LEAF_LIFETIME_S, Authority
-from node.enrolment.init_run import IDENTITY_DIRECTORY, init_run, issue_identity
-from node.identity.identity_store import save_identity
-from node.identity.peer import Peer
-from node.identity.signatures import SigningKey
+from node.identity.identity_store import IDENTITY_DIRECTORY, save_identity
 from node.values.run import Role
+from sampler.process_tree import cpu_seconds
 
-RUN_ID: Final = "bench"
 PORT: Final = 7700
 ANSWERS_WITHIN_S: Final = 120.0
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A run's description and authority, in a directory."""
-
-    directory: Path
-
-    @classmethod
-    def make(cls, directory: Path) -> "Run":
-        init_run(directory, run_id=RUN_ID, hosts=(), now=time.time())
-        return cls(directory)
-
-    def signing_key(self) -> SigningKey:
-        return SigningKey.load(self.directory / Role.LEARNER / "signing.key")
-
-    def save_identity(self, role: Role, name: str, directory: Path) -> None:
-        """Return a peer its certificate, as enrolment would."""
-        authority = Authority.load(self.directory / Role.COORDINATOR / "authority")
-        peer = Peer(RUN_ID, role, name)
-        identity = issue_identity(authority, peer, now=time.time(), lifetime_s=LEAF_LIFETIME_S)
-        directory.mkdir(parents=True, mode=0o700, exist_ok=True)
-        save_identity(identity, directory)
 
 
 class Process:
@@ -122,7 +95,7 @@ class Process:
 class Fleet:
     """Starts the processes of one measurement in ``directory``."""
 
-    run: Run
+    run: PlayedRun
     directory: Path
 
     @contextmanager
@@ -145,18 +118,17 @@ class Fleet:
         sources: Sequence[str],
         connections: int,
         count: int = 1,
-        name: str = "sampler",
         server: Role = Role.COORDINATOR,
     ) -> Iterator[Process]:
         """Run ``count`` samplers' weight halves in one process; ``server`` is the role of their sources."""
-        for number in range(count):
-            identity = self.directory / f"{name}-{number}" / IDENTITY_DIRECTORY
-            self.run.save_identity(Role.SAMPLER, f"{name}-{number}", identity)
+        names = [f"sampler-{number}" for number in range(count)]
+        for name in names:
+            self._certify(Role.SAMPLER, name, self.directory / name)
         settings = {
             "run": str(self.run.directory),
             "training": str(training),
             "state": str(self.directory),
-            "names": [f"{name}-{number}" for number in range(count)],
+            "names": names,
             "sources": [f"{address}:{PORT}" for address in sources],
             "connections": connections,
             "server": server.value,
@@ -169,7 +141,7 @@ class Fleet:
     ) -> Iterator[subprocess.Popen[bytes]]:
         """Run ``heterorl-node --role relay`` on PORT, which mirrors from ``upstream``: the hub or a relay."""
         state = self.directory / name
-        self.run.save_identity(Role.RELAY, name, state / Role.RELAY / IDENTITY_DIRECTORY)
+        self._certify(Role.RELAY, name, state / Role.RELAY)
         arguments = [
             *("--role", "relay", "--coordinator", f"{upstream}:{PORT}"),
             *("--state-dir", str(state), "--run-file", str(self.run.directory / "run.json")),
@@ -186,6 +158,12 @@ class Fleet:
             finally:
                 process.kill()
                 process.wait()
+
+    def _certify(self, role: Role, name: str, directory: Path) -> None:
+        """Save a new certificate of a peer, as enrolment would."""
+        identity = directory / IDENTITY_DIRECTORY
+        identity.mkdir(parents=True, mode=0o700)
+        save_identity(self.run.new_identity(role, name), identity)
 
     def _process(self, namespace: Namespace, module: str, settings: dict[str, Any]) -> Iterator[Process]:
         log = self.directory / f"{module.rsplit('.', 1)[1]}-{namespace.name}.log"

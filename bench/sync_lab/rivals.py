@@ -1,12 +1,11 @@
 """Rivals of our sync: a file over HTTP, and plain TCP.
 
 nginx and curl     the whole bf16 file, sendfile, no TLS: what a run without deltas does
-tcp_stream         bytes from memory over a number of connections: the ceiling of the line
+iperf3             bytes from memory over a number of connections: the ceiling of the line
 """
 
-import os
+import json
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from bench.sync_lab.network import Namespace
 
 HTTP_PORT: Final = 8080
 TCP_PORT: Final = 8082
+STARTS_WITHIN_S: Final = 10.0
 
 _NGINX: Final = """
 user root; daemon off; worker_processes 1; pid {directory}/nginx.pid; error_log {directory}/error.log;
@@ -37,7 +37,7 @@ def nginx(namespace: Namespace, root: Path, directory: Path) -> Iterator[None]:
     file = directory / "nginx.conf"
     file.write_text(_NGINX.format(directory=directory, root=root, port=HTTP_PORT))
     command = namespace.command("nginx", "-c", str(file), "-p", str(directory))
-    with _process(command, log=directory / "log"):
+    with _process(command):
         yield
 
 
@@ -52,22 +52,31 @@ def curl(namespace: Namespace, address: str, name: str, target: Path) -> float:
 @contextmanager
 def tcp_sender(namespace: Namespace) -> Iterator[None]:
     """Serve bytes on TCP_PORT."""
-    module = "bench.sync_lab.tcp_stream"
-    with _process(namespace.command(sys.executable, "-m", module, "send", str(TCP_PORT)), log=None):
+    with _process(namespace.command("iperf3", "--server", "--port", str(TCP_PORT))):
         yield
 
 
-def tcp_goodput(namespace: Namespace, address: str, *, connections: int, size_bytes: int) -> float:
-    """Return payload bytes per second of plain TCP in the middle of a transfer: from 40 % to 90 % of it."""
-    arguments = ("receive", f"{address}:{TCP_PORT}", str(connections), str(size_bytes))
-    command = namespace.command(sys.executable, "-m", "bench.sync_lab.tcp_stream", *arguments)
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+def tcp_progress(
+    namespace: Namespace, address: str, *, connections: int, size_bytes: int
+) -> list[tuple[float, int]]:
+    """Fetch so much over plain TCP; return (seconds, payload bytes of all connections so far)."""
+    server = ("--client", address, "--port", str(TCP_PORT), "--reverse")
+    much = ("--parallel", str(connections), "--bytes", str(size_bytes))
+    command = namespace.command("iperf3", *server, *much, "--interval", "0.1", "--json")
+    deadline_s = time.monotonic() + STARTS_WITHIN_S
+    while (done := subprocess.run(command, capture_output=True, text=True)).returncode:
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"iperf3 does not answer: {done.stdout}")
+        time.sleep(0.1)
+    progress = [(0.0, 0)]
+    for interval in json.loads(done.stdout)["intervals"]:
+        progress.append((interval["sum"]["end"], progress[-1][1] + interval["sum"]["bytes"]))
+    return progress
 
 
 @contextmanager
-def _process(command: list[str], *, log: Path | None) -> Iterator[None]:
-    with open(log or os.devnull, "ab") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=file)
+def _process(command: list[str]) -> Iterator[None]:
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         yield
     finally:

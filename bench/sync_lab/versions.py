@@ -6,6 +6,7 @@ optimizer does, and rounds: what changes in bf16 then depends on the exponent as
 """
 
 import json
+import pickle
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -71,7 +72,7 @@ def load_layout(directory: Path) -> Layout:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """One artifact as files: ``<name>.manifest`` as signed and ``<name>.payloads``, one after the other."""
+    """One artifact, which ``load_artifact`` reads by its name."""
 
     version: int
     base_version: int
@@ -87,7 +88,6 @@ class Training:
     """Versions that a run published, in a directory that hub and receivers read."""
 
     directory: Path
-    words: int
     density: float
     """Share of words that a step changed, measured over all steps."""
     steps: tuple[Published, ...]
@@ -123,18 +123,13 @@ def publish_versions(
             keys.append(publish(words, version, None))
         held = HeldPolicy.of(version, words, layout=layout)
     np.save(directory / "words.npy", held.words)
-    return Training(directory, layout.words, changed / steps / layout.words, tuple(deltas), tuple(keys))
+    return Training(directory, changed / steps / layout.words, tuple(deltas), tuple(keys))
 
 
 def load_artifact(directory: Path, name: str) -> tuple[bytes, list[bytes]]:
-    """Return a signed manifest and its payloads, from a learner's files."""
-    signed = (directory / f"{name}.manifest").read_bytes()
-    whole = memoryview((directory / f"{name}.payloads").read_bytes())
-    payloads, start = [], 0
-    for size in json.loads((directory / f"{name}.sizes").read_text()):
-        payloads.append(bytes(whole[start : start + size]))
-        start += size
-    return signed, payloads
+    """Return a signed manifest and its payloads."""
+    artifact: tuple[bytes, list[bytes]] = pickle.loads((directory / name).read_bytes())
+    return artifact
 
 
 def _masters(layout: Layout, random: np.random.Generator) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
@@ -184,7 +179,6 @@ def _publish(
     )
     size = encoded.manifest.size_bytes
     published = Published(version, NO_BASE if base is None else base.version.number, size)
-    (directory / f"{published.name}.manifest").write_bytes(sign(encoded.manifest, key))
-    (directory / f"{published.name}.payloads").write_bytes(b"".join(encoded.payloads))
-    (directory / f"{published.name}.sizes").write_text(json.dumps([len(p) for p in encoded.payloads]))
+    artifact = sign(encoded.manifest, key), list(encoded.payloads)
+    (directory / published.name).write_bytes(pickle.dumps(artifact))
     return published

@@ -1,7 +1,6 @@
 """Bytes and speed of weight deltas: ours, what others send, and the bound. One JSON line per codec.
 
     python -m bench.weights --pair FILE.npz        two versions of your own; the file: bench/weights/pairs.py
-    python -m bench.weights --drawn WORDS          normal weights and steps, of any size
     python -m bench.weights                        trains a small model first: some minutes
 
     codec      ours, pulse, gap_xor, leb128, dense_xor, raw, bound
@@ -44,11 +43,12 @@ import xxhash
 from bench.held_policy import HeldPolicy
 from bench.shared.measure import CORES, T, best, peak
 from bench.weights.formats import RIVALS, Format, Tensor, bound_bytes
-from bench.weights.pairs import Pair, PairError, drawn_pair, load_pair, trained_pairs
-from bench.whole_versions import EncodedVersion, WholeVersion, encode_version
+from bench.weights.pairs import Pair, PairError, load_pair, trained_pairs
+from bench.whole_versions import EncodedVersion, encode_version
 from node.errors import RefusedError
 from node.identity.signatures import SigningKey
 from node.process.memory import give_back
+from node.weights.assembly.apply import make_frame
 from node.weights.codec import native
 from node.weights.codec.exponent_conditioned import choice, reference
 from node.weights.codec.exponent_conditioned.choice import Implementation
@@ -59,8 +59,6 @@ from node.weights.format.manifest import sign
 IMPLEMENTATIONS: Final = ("best", "AVX2", native.PORTABLE, "numpy")
 CODECS: Final = ("ours", *(rival.name for rival in RIVALS), "bound")
 
-_DRAWN_STEP: Final = 3e-7
-"""Changes 1 % of normal weights of 0.02."""
 _LEARNING_RATE: Final = 1.3e-6
 """Changes about 1 % of the trained weights."""
 
@@ -105,10 +103,12 @@ class Ours:
         )
 
     def decode(self, delta: EncodedVersion, pool: ThreadPoolExecutor | None) -> Words:
-        stage = WholeVersion(delta.manifest, layout=self._layout, base=self._base, spare=self._spare)
-        each = map if pool is None else pool.map
-        for _ in each(stage.put, range(len(delta.payloads)), delta.payloads):
-            pass
+        def make(number: int) -> None:
+            frame = self._layout.frames[number]
+            base, out = self._base.words[frame.slice], self._spare[frame.slice]
+            make_frame(number, delta.manifest, delta.payloads[number], base=base, out=out, dtype=frame.dtype)
+
+        list((map if pool is None else pool.map)(make, range(len(delta.payloads))))
         return self._spare
 
     def sizes(self, delta: EncodedVersion) -> tuple[int, int]:
@@ -184,8 +184,9 @@ def compare(
         if not only or rival.name in only:
             yield measure(pair, Theirs(pair, rival), repetitions=repetitions, bound=bound)
     if not only or "bound" in only:
-        copy_s = _copy_s(pair, np.zeros_like(pair.words), repetitions)
-        yield {**_size_fields("bound", bound, pair, bound=bound), **_copy_fields(pair, copy_s)}
+        speed = 2 * pair.words.size / 1e9 / _copy_s(pair, np.zeros_like(pair.words), repetitions)
+        fields = _size_fields("bound", bound, pair, bound=bound)
+        yield {**fields, "copy_gb_s_per_core": round(speed, 3)}
 
 
 def measure(pair: Pair, candidate: Codec, *, repetitions: int, bound: float) -> dict[str, Any]:
@@ -214,7 +215,7 @@ def measure(pair: Pair, candidate: Codec, *, repetitions: int, bound: float) -> 
         "encode_gb_s_all_cores": round(full / encode_all_s, 3),
         "decode_gb_s_all_cores": round(full / decode_all_s, 3),
         "cores": CORES,
-        **_copy_fields(pair, copy_s),
+        "copy_gb_s_per_core": round(full / copy_s, 3),
         "encode_of_copy": round(copy_s / encode_s, 3),
         "decode_of_copy": round(copy_s / decode_s, 3),
         "encode_peak_extra_bytes": encode_peak,
@@ -237,10 +238,6 @@ def _size_fields(name: str, size: float, pair: Pair, *, bound: float) -> dict[st
 
 def _copy_s(pair: Pair, out: Words, repetitions: int) -> float:
     return best(lambda: np.copyto(out, pair.words), time.thread_time, repetitions)
-
-
-def _copy_fields(pair: Pair, copy_s: float) -> dict[str, Any]:
-    return {"copy_gb_s_per_core": round(2 * pair.words.size / 1e9 / copy_s, 3)}
 
 
 def _peak(run: Callable[[], T]) -> tuple[int | None, T]:
@@ -268,9 +265,7 @@ def main(arguments: Sequence[str]) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument("--pair", type=Path, help="an .npz; without it a pair is trained")
-    source.add_argument("--drawn", type=_positive, metavar="WORDS", help="draw a pair of this size instead")
+    parser.add_argument("--pair", type=Path, help="an .npz; without it a pair is trained")
     parser.add_argument(
         "--implementation",
         choices=(*IMPLEMENTATIONS, "all"),
@@ -278,12 +273,12 @@ def main(arguments: Sequence[str]) -> None:
         help="of ours; all: a line for each",
     )
     parser.add_argument("--only", action="append", choices=CODECS, help="a codec; may be given several times")
-    parser.add_argument("--repetitions", type=_positive, default=5)
+    parser.add_argument("--repetitions", type=int, default=5)
     options = parser.parse_args(arguments)
     implementations = IMPLEMENTATIONS if options.implementation == "all" else (options.implementation,)
     try:
         lines = compare(
-            _pair(options),
+            _pair(options.pair),
             only=options.only,
             repetitions=options.repetitions,
             implementations=implementations,
@@ -295,20 +290,8 @@ def main(arguments: Sequence[str]) -> None:
         raise SystemExit(2) from None
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is less than 1")
-    return number
-
-
-def _pair(options: argparse.Namespace) -> Pair:
-    if options.pair is not None:
-        pair = load_pair(options.pair)
-    elif options.drawn is not None:
-        pair = drawn_pair(options.drawn, step=_DRAWN_STEP)
-    else:
-        (pair,) = trained_pairs([_LEARNING_RATE])
+def _pair(path: Path | None) -> Pair:
+    (pair,) = trained_pairs([_LEARNING_RATE]) if path is None else (load_pair(path),)
     if pair.changes == 0:
         raise PairError(f"{pair.name}: nothing changed, so there is nothing to compare")
     return pair

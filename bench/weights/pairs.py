@@ -1,4 +1,4 @@
-"""Two consecutive versions of a model's weights for ``bench.weights``: read from a file, trained or drawn.
+"""Two consecutive versions of a model's weights for ``bench.weights``: read from a file, or trained.
 
 A file is an .npz of `base` and `words` (uint16), and the `names` of the tensors in order with their `shapes`
 as JSON.
@@ -6,8 +6,6 @@ as JSON.
 Trained: a small Qwen3 is pre-trained on the sources of the standard library, so that its weights have the
 shape of trained ones, then takes steps of policy gradient with fp32 masters and AdamW; the last step is the
 pair. The density follows the learning rate.
-
-Drawn: one flat tensor of normal weights and a normal step, of any size in no time: for how memory grows.
 """
 
 import copy
@@ -23,7 +21,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bench.weights.formats import Tensor
 from node.weights.format.digests import Words
@@ -31,7 +28,6 @@ from node.weights.format.digests import Words
 _VOCABULARY: Final = 8192
 _SEQUENCES, _TOKENS = 8, 64
 _CORPUS_FILES: Final = 200
-_DRAWN_AT_ONCE: Final = 1 << 22
 _PRETRAIN_STEPS: Final = 250
 _STEPS: Final = 24
 """Steps of policy gradient, the last of which is the pair."""
@@ -105,42 +101,15 @@ def load_pair(path: Path) -> Pair:
     return Pair.of(path.stem, base, words, names=names.tolist(), shapes=told)
 
 
-def drawn_pair(words: int, *, step: float) -> Pair:
-    """Draw a pair; density is about 1 % at a step of 3e-7."""
-    random = np.random.default_rng(0)
-    base, new = np.empty(words, np.uint16), np.empty(words, np.uint16)
-    for start in range(0, words, _DRAWN_AT_ONCE):
-        some = slice(start, min(words, start + _DRAWN_AT_ONCE))
-        values = np.float32(0.02) * random.standard_normal(some.stop - start, np.float32)
-        base[some] = _bfloat16(values)
-        new[some] = _bfloat16(values + np.float32(step) * random.standard_normal(values.size, np.float32))
-    return Pair(f"drawn-{words}", base, new, (Tensor("flat", 0, (words,)),))
-
-
-def _bfloat16(values: NDArray[np.float32]) -> Words:
-    """Round to nearest, to even."""
-    bits = values.view(np.uint32)
-    rounded: Words = (bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype(np.uint16)
-    return rounded
-
-
 def trained_pairs(learning_rates: Sequence[float]) -> Iterator[Pair]:
     """Train a model, some minutes on one core, and give a pair of it for each learning rate."""
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3ForCausalLM
+
+    from bench.shared.random_model import qwen3_config
 
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=_VOCABULARY,
-        hidden_size=512,
-        intermediate_size=1408,
-        num_hidden_layers=6,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=64,
-        tie_word_embeddings=True,
-    )
-    model = Qwen3ForCausalLM(config)
+    model = Qwen3ForCausalLM(qwen3_config(_VOCABULARY, 512, 1408, 6, 8, 4, 64))
     corpus = torch.from_numpy(_corpus())
     generator = torch.Generator().manual_seed(0)
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from bench.shared import markdown
 from bench.weights.__main__ import CODECS, IMPLEMENTATIONS
 from bench.weights.pairs import trained_pairs
 
@@ -69,13 +70,16 @@ def table(lines: Sequence[Line]) -> str:
             f"A core copies {median(line['copy_gb_s_per_core'] for line in mine):.2f} GB/s. "
             f"The container is {100 * mine[0]['container_share']:.2f} % of ours.",
             "",
-            "| codec | bytes | ratio | bits per change | x bound | encode, core | x copy | decode, core "
-            f"| x copy | encode, {mine[0]['cores']} cores | decode, {mine[0]['cores']} cores "
-            "| memory encode | decode |",
-            f"|{'---|' * 13}",
         ]
-        for key in dict.fromkeys(_key(line, best) for line in mine):
-            text.append(_row([line for line in mine if _key(line, best) == key], key))
+        cores = mine[0]["cores"]
+        head = [
+            *("codec", "bytes", "ratio", "bits per change", "x bound", "encode, core", "x copy"),
+            *("decode, core", "x copy", f"encode, {cores} cores", f"decode, {cores} cores"),
+            *("memory encode", "decode"),
+        ]
+        keys = dict.fromkeys(_key(line, best) for line in mine)
+        rows = [_row([line for line in mine if _key(line, best) == key], key) for key in keys]
+        text.append(markdown.table(head, rows))
     return "\n".join(text) + "\n"
 
 
@@ -83,7 +87,7 @@ def _key(line: Line, best: str) -> tuple[str, str]:
     return line["codec"], line.get("implementation", best)
 
 
-def _row(lines: Sequence[Line], key: tuple[str, str]) -> str:
+def _row(lines: Sequence[Line], key: tuple[str, str]) -> list[str]:
     first, (codec, implementation) = lines[0], key
     cells = [f"{codec} ({implementation})" if codec == "ours" else codec]
     cells += [f"{first['bytes']:,}", f"{first['ratio']:.0f}", f"{first['bits_per_change']:.2f}"]
@@ -100,7 +104,7 @@ def _row(lines: Sequence[Line], key: tuple[str, str]) -> str:
         cells.append(f"{median(speeds):.2f} ({min(speeds):.2f})" if speeds else "")
     for field in ("encode_peak_extra_bytes", "decode_peak_extra_bytes"):
         cells.append(_megabytes(first.get(field)))
-    return f"| {' | '.join(cells)} |"
+    return cells
 
 
 def _megabytes(size: int | None) -> str:

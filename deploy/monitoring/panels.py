@@ -189,6 +189,9 @@ RUN_LEARNER: Final = (
           "waits included.",
           {"while it steps": "heterorl_learner_tokens_per_second",
            "in the mean": per_second("heterorl_learner_trained_tokens_total")}, "suffix: tokens/s"),
+    Panel("Tokens read", "In the newest step: positions of the model, padding included, and distinct tokens.",
+          {"positions": "heterorl_learner_read_tokens",
+           "distinct": "heterorl_learner_distinct_tokens"}),
     Panel("Steps that made no version", "Gradients that were not finite, batches that taught nothing, "
           "versions equal to the one before or superseded, per second.",
           {"not finite": per_second("heterorl_learner_skipped_steps_total"),

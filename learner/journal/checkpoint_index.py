@@ -129,7 +129,7 @@ def _of_older(line: dict[str, Any]) -> dict[str, Any]:
     if known.get("restored_version") is not None:
         return {one.name: known[one.name] for one in fields(RollbackLine)}
     known["batch"] = {one.name: known[one.name] for one in fields(BatchFigures)}
-    known["numbers"] = {one.name: known[one.name] for one in fields(StepNumbers)}
+    known["numbers"] = {one.name: known[one.name] for one in fields(StepNumbers) if one.name in known}
     return {one.name: known[one.name] for one in fields(StepLine) if one.name in known}
 
 

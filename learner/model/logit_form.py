@@ -1,39 +1,26 @@
-"""The form of the logits that a family makes of its output head: known from the configuration, and tried.
+"""The form of the logits that a family makes of its output head: measured, and then tried.
 
-    logits = cap * tanh(scale * (head(hidden)) / cap)        without a cap: scale * head(hidden)
+    logits = cap * tanh(scale * head(hidden) / cap)        without a cap: scale * head(hidden)
 
-The table names the settings; whether a family divides by one or multiplies with it, and whether it does
-anything else, shows when the model is run on a few tokens. Logits that are made otherwise have no form here:
-the model makes them itself, of all positions at once.
+Products of the head that are faint show the scale, and deafening ones the cap. Logits that are made otherwise
+have no form here: the model makes them itself, of all positions at once.
 """
 
-from collections.abc import Iterator
+import math
 from dataclasses import dataclass
-from itertools import product
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-_SCALES: Final = {
-    "logits_scaling": (-1, 1),  # Granite and MiniCPM3 divide, HyperCLOVA X multiplies
-    "logits_mup_width_multiplier": (-1,),  # Inkling
-    "logit_scale": (1,),  # Cohere
-    "lm_head_multiplier": (1,),  # Falcon-H1
-    "output_multiplier": (1,),  # Muse
-}
-"""Setting -> powers of it that logits may be multiplied with."""
-
-_CAPS: Final = (
-    "final_logit_softcapping",  # Gemma, NanoChat
-    "logits_soft_cap",  # RecurrentGemma
-    "output_logit_soft_cap",  # xLSTM
-)
-"""Settings that may bound logits."""
-
+_FAINT: Final = 1e-6
 _LOUD: Final = 100.0
-"""Largest product of the head that a form is tried on: a cap bends these, however quiet the weights are."""
+_DEAFENING: Final = 1e9
+"""Largest product of the head, in three trials: far below any cap, where a cap bends, and far above it."""
+
+_EXACT: Final = 1e-5
+"""A number that is measured is the setting, or one over it, that differs from it by this part at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,47 +40,44 @@ class LogitForm:
 PLAIN: Final = LogitForm()
 
 
+@torch.no_grad()
 def logit_form(model: PreTrainedModel) -> LogitForm | None:
     """Return the form of a model's logits; None: it is not known here.
 
-    The model reads four tokens, with its head's products made loud.
+    The model reads four tokens, with its head's products made faint, loud and deafening.
     """
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if not isinstance(head, torch.nn.Linear):
         return None
     tokens = torch.arange(4, device=head.weight.device)[None] % head.weight.shape[0]
-    with torch.no_grad():
-        hidden = getattr(model.base_model(input_ids=tokens, use_cache=False), "last_hidden_state", None)
-        if hidden is None:
-            return None
-        products: Tensor = head(hidden)
-        gain = _LOUD / products.abs().max()
+    hidden = getattr(model.base_model(input_ids=tokens, use_cache=False), "last_hidden_state", None)
+    if hidden is None:
+        return None
+    products: Tensor = head(hidden)
 
-        def amplified(_module: object, _inputs: object, output: Tensor) -> Tensor:
-            return output * gain
-
-        handle = head.register_forward_hook(amplified)
+    def logits(largest: float) -> tuple[Tensor, Tensor]:
+        """Return products the largest of which is this, and what the model makes of them."""
+        gain = largest / products.abs().max()
+        handle = head.register_forward_hook(lambda _module, _inputs, output: output * gain)
         try:
-            logits = model(input_ids=tokens, use_cache=False).logits
+            return gain * products, model(input_ids=tokens, use_cache=False).logits
         finally:
             handle.remove()
-        for form in _forms(model.config.get_text_config()):
-            made = form.logits(gain * products)
-            if made.shape == logits.shape and torch.allclose(made, logits, rtol=1e-4, atol=1e-4):
-                return form
-    return None
+
+    (faint, scaled), (loud, bent) = logits(_FAINT), logits(_LOUD)
+    if scaled.shape != faint.shape:
+        return None
+    config = model.config.get_text_config()
+    scale = _setting(config, float((faint * scaled).sum() / faint.square().sum()))
+    bound = float(logits(_DEAFENING)[1].abs().max())
+    is_capped = bound < _DEAFENING * abs(scale) / 2
+    form = LogitForm(scale, _setting(config, bound) if is_capped else None)
+    return form if torch.allclose(form.logits(loud), bent, rtol=1e-4, atol=1e-4) else None
 
 
-def _forms(config: PretrainedConfig) -> Iterator[LogitForm]:
-    """Yield the forms that a configuration may mean, those that use more of its settings first."""
-    scales = [
-        value**power for key, powers in _SCALES.items() if (value := _number(config, key)) for power in powers
-    ]
-    caps = [value for key in _CAPS if (value := _number(config, key))]
-    for cap, scale in product((*caps, None), (*scales, 1.0)):
-        yield LogitForm(scale, cap)
-
-
-def _number(config: PretrainedConfig, key: str) -> float | None:
-    value: Any = getattr(config, key, None)
-    return float(value) if isinstance(value, int | float) else None
+def _setting(config: PretrainedConfig, measured: float) -> float:
+    """Return a measured number as the configuration has it, without the error of measurement."""
+    told = (value for value in vars(config).values() if isinstance(value, int | float) and value)
+    exact = (number for value in told for number in (1.0, float(value), 1 / value))
+    nearest = min(exact, key=lambda number: abs(number - measured), default=measured)
+    return nearest if math.isclose(nearest, measured, rel_tol=_EXACT) else measured

@@ -10,8 +10,7 @@ objective's rows hold the drawn tokens alone, one after the other, so that no ob
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -47,69 +46,19 @@ class MicroBatch:
         asked = (self.positions, self.target_ids, self.temperature)
         return asked if self.pack is None else (*asked, self.pack)
 
-    @property
-    def tokens(self) -> int:
-        """Positions that the model reads, padding included."""
-        return self.input_ids.numel()
-
-
-class StepRows(Protocol):
-    """The rows of a step, to be cut into micro-batches."""
-
-    is_packed: ClassVar[bool]
-    """Whether a micro-batch of them is a pack."""
-
-    def share_out(self, *, shares: int, budget_tokens: int, parts: int = 1) -> list[list[list[int]]]:
-        """Return as many micro-batches of row numbers for each of ``shares`` ranks; some may be empty.
-
-        Args:
-            budget_tokens: of a micro-batch, at most; a longer row is alone.
-            parts: micro-batches that a share is to have, about; with more than one they are about as large.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class PaddedRows:
-    """Rows whose micro-batches are padded to the longest row in them."""
-
-    lengths: Sequence[int]
-    """Tokens that the model reads for each row."""
-    is_packed: ClassVar[bool] = False
-
-    def share_out(self, *, shares: int, budget_tokens: int, parts: int = 1) -> list[list[list[int]]]:
-        """Return micro-batches of rows of similar length; see ``StepRows``."""
-        cut = partial(micro_batches, lengths=self.lengths, budget_tokens=budget_tokens)
-        if parts > 1:
-            cut = partial(even_micro_batches, lengths=self.lengths, budget_tokens=budget_tokens, parts=parts)
-        return share_out(self.lengths, shares=shares, cut=cut)
-
-
-Cut = Callable[[Sequence[int]], list[list[int]]]
-"""Cuts rows into micro-batches."""
-
 
 _IDLE: Final = np.zeros(1, np.int64)
 """A row that nothing is asked of: a rank that waits for the others runs the model too."""
 
 
 def token_rows(groups: Sequence[RolloutGroup]) -> list[Tokens]:
-    """Return the tokens of each row that the model reads."""
+    """Return the tokens of each row that the model reads, a completion each."""
     return [_tokens_read(group, completion) for group in groups for completion in group.completions]
 
 
 def _tokens_read(group: RolloutGroup, completion: Completion) -> Tokens:
     """Return the tokens of a row that the model reads: its last one is only ever a target."""
     return np.concatenate([group.prompt_token_ids, completion.token_ids[:-1]])
-
-
-def row_lengths(groups: Sequence[RolloutGroup]) -> list[int]:
-    """Return how many positions of each row the model sees: its last token is only ever a target."""
-    return [
-        len(group.prompt_token_ids) + len(completion.token_ids) - 1
-        for group in groups
-        for completion in group.completions
-    ]
 
 
 def objective_batch(
@@ -151,55 +100,6 @@ def objective_batch(
         max_tokens=max(group.sampling.max_new_tokens for group in groups),
         discount=per_completion([discount(int(age)) for age in staleness]),
     )
-
-
-def micro_batches(rows: Sequence[int], *, lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
-    """Cut rows into runs of similar length whose padded size is within the budget.
-
-    Longest first, so that a run's first row sets its width; a row longer than the budget is alone.
-    """
-    cut: list[list[int]] = []
-    width = 0
-    for row in sorted(rows, key=lengths.__getitem__, reverse=True):
-        if cut and width * (len(cut[-1]) + 1) <= budget_tokens:
-            cut[-1].append(row)
-        else:
-            cut.append([row])
-            width = lengths[row]
-    return cut
-
-
-def even_micro_batches(
-    rows: Sequence[int], *, lengths: Sequence[int], budget_tokens: int, parts: int
-) -> list[list[int]]:
-    """Cut rows into runs of as many, within the budget if all are as long as the longest.
-
-    At least ``parts`` runs, if there are as many rows.
-    """
-    by_length = sorted(rows, key=lengths.__getitem__, reverse=True)
-    if not by_length:
-        return []
-    each = max(1, min(budget_tokens // lengths[by_length[0]], len(rows) // parts))
-    return [by_length[first : first + each] for first in range(0, len(rows), each)]
-
-
-def share_out(lengths: Sequence[int], *, shares: int, cut: Cut) -> list[list[list[int]]]:
-    """Return as many micro-batches of a step's rows for each of ``shares`` ranks; some may be empty.
-
-    Rows are dealt by length, there and back, so that every share has about as many tokens: in whole
-    micro-batches, all ranks wait for the slowest.
-
-    Args:
-        cut: ``micro_batches`` or ``even_micro_batches``.
-    """
-    by_length = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
-    turn = [*range(shares), *reversed(range(shares))]
-    dealt: list[list[int]] = [[] for _ in range(shares)]
-    for place, row in enumerate(by_length):
-        dealt[turn[place % len(turn)]].append(row)
-    runs = [cut(own) for own in dealt]
-    most = max(len(of_rank) for of_rank in runs)
-    return [of_rank + [[] for _ in range(most - len(of_rank))] for of_rank in runs]
 
 
 def collate(

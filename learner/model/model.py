@@ -5,6 +5,7 @@ in the KL gauge of a step whose groups are not stale.
 """
 
 import functools
+import logging
 import pkgutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,16 +15,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.logging import disable_progress_bar
 
 from learner.config import Rematerialise
 from learner.model.micro_batches import MicroBatch
-from learner.model.pack_attention import kernel_operations
 from learner.model.rank_exchanges import ONE_RANK, Ranks
+from learner.model.rematerialise import rematerialise_layers
 from learner.model.scorer import Scorer, TokenScorer
 from node.errors import StartupError
 from node.kinds.registry import kind_of, kind_of_class
@@ -34,6 +33,8 @@ from node.weights.format.model_tensors import canonical_tensors, names_in_files,
 
 if TYPE_CHECKING:
     from learner.model.sliced_loading import EmptyModel
+
+logger = logging.getLogger(__name__)
 
 _ALL_BFLOAT16: Final = StoredDtypes()
 
@@ -148,13 +149,15 @@ class Policy(ScoringModel):
         ranks: Ranks = ONE_RANK,
         tried: PreTrainedModel | None = None,
     ) -> None:
-        """Wrap ``model``, as ``ScoringModel`` does.
+        """Wrap ``model``, as ``ScoringModel`` does; the log says what makes it slow.
 
         Args:
             stored: dtypes that floats are published in.
             rematerialise: what of a layer is computed again for its backward pass, as in LearnerConfig.
         """
         super().__init__(model, compute_dtype=compute_dtype, ranks=ranks, tried=tried)
+        for what, why in self.scorer.slower.items():
+            logger.warning(what, extra={"family": model.config.get_text_config().model_type, "why": why})
         # The publisher reads them as they lie.
         state = model.state_dict(keep_vars=True)
         for tensor in state.values():
@@ -163,7 +166,7 @@ class Policy(ScoringModel):
         names = canonical_tensors(state)
         self.layout = Layout.of(tensor_specs(state, stored))
         if rematerialise != "none":
-            _rematerialise_layers(model, rematerialise)
+            rematerialise_layers(model, rematerialise)
         if ranks.is_shared:
             self.shard()
             state = model.state_dict(keep_vars=True)
@@ -289,32 +292,3 @@ def model_errors_explained(model_dir: Path, *, device: str) -> Iterator[None]:
             f"model_dir {model_dir} could not be loaded on {device}: {error}",
             fix="learner.model_dir needs config.json and model.safetensors, as transformers saves them",
         ) from error
-
-
-def _rematerialise_layers(model: PreTrainedModel, what: Rematerialise) -> None:
-    again = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
-    if what == "selective":
-        again.keywords["context_fn"] = functools.partial(
-            create_selective_checkpoint_contexts, _kept_results()
-        )
-    # transformers checkpoints in training mode only, which would turn dropout on.
-    for layer in model.modules():
-        if isinstance(layer, GradientCheckpointingLayer):
-            layer.forward = functools.partial(again, layer.forward)
-
-
-def _kept_results() -> list[torch._ops.OpOverload]:
-    """Return the operations whose results are kept: products and attention, which are most of the work."""
-    aten = torch.ops.aten
-    return [
-        aten.mm.default,
-        aten.addmm.default,
-        aten.bmm.default,
-        aten.baddbmm.default,
-        aten._grouped_mm.default,
-        aten._scaled_dot_product_flash_attention.default,
-        aten._scaled_dot_product_flash_attention_for_cpu.default,
-        aten._scaled_dot_product_efficient_attention.default,
-        aten._scaled_dot_product_cudnn_attention.default,
-        *kernel_operations(),
-    ]

@@ -78,10 +78,14 @@ class TailBucket:
     """[tails, 1], int64: position of the first query."""
     is_whole: bool
     """Whether queries and keys are the same."""
-    _masks: dict[tuple[int, torch.dtype, int], Tensor] = field(default_factory=dict)
+    _masks: dict[tuple[int | None, torch.dtype, int], Tensor] = field(default_factory=dict)
 
-    def mask(self, window: int | None, dtype: torch.dtype, copies: int = 1) -> Tensor | None:
-        """Return what is added to scores, one tensor for all layers; None: whole rows, causal.
+    def is_causal(self, window: int | None) -> bool:
+        """Return whether nothing but what comes later is masked, of whole rows."""
+        return self.is_whole and (window is None or window >= self.keys.shape[1])
+
+    def mask(self, window: int | None, dtype: torch.dtype, copies: int = 1) -> Tensor:
+        """Return what is added to scores, one tensor for all layers.
 
         Args:
             window: how many tokens a token looks back on, itself included; None: on all.
@@ -90,17 +94,13 @@ class TailBucket:
         Returns:
             [tails, 1, copies * queries, keys], 0 or minus infinity.
         """
-        length = self.keys.shape[1]
-        window = length if window is None else min(window, length)
-        if self.is_whole and window == length:
-            return None
         key = window, dtype, copies
         if key not in self._masks:
-            device = self.first.device
+            length, device = self.keys.shape[1], self.first.device
             position = self.first + torch.arange(self.queries.shape[1], device=device)
             back = position[..., None] - torch.arange(length, device=device)
             mask = torch.zeros(back.shape, dtype=dtype, device=device)
-            mask.masked_fill_((back < 0) | (back >= window), -torch.inf)
+            mask.masked_fill_((back < 0) | (back >= (length if window is None else window)), -torch.inf)
             self._masks[key] = mask[:, None].repeat(1, 1, copies, 1)
         return self._masks[key]
 

@@ -1,11 +1,10 @@
 """The families whose models read packs, and the trial of a loaded one.
 
 A family is here once a test has shown that logprobs and gradients of packs are those of rows, in float64 to
-1e-9. What keeps a family out: a state that goes from token to token (convolutions, recurrences), attention
-that bends its scores (caps, sinks, biases), or a forward pass that makes its own positions or masks.
+1e-9. What keeps a family out: a state that goes from token to token (convolutions, recurrences), biases of
+scores by distance, or a forward pass that makes its own positions or masks (Nemotron, StableLM).
 """
 
-import logging
 from typing import Any, Final
 
 import numpy as np
@@ -16,14 +15,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from learner.model.pack import Pack
 from learner.model.pack_attention import ATTENTION
 
-logger = logging.getLogger(__name__)
-
 FAMILIES: Final = frozenset(
     (
         *("llama", "mistral", "ministral", "qwen2", "qwen3", "smollm3", "granite", "seed_oss", "arcee"),
-        *("gemma", "gemma3_text", "olmo", "olmo2", "olmo3", "cohere", "cohere2", "glm", "glm4", "exaone4"),
-        *("phi", "phi3", "starcoder2", "gpt_neox", "gpt2", "opt", "ernie4_5", "apertus", "helium"),
-        *("mixtral", "qwen3_moe", "phimoe", "olmoe", "granitemoe", "glm4_moe"),
+        *("gemma", "gemma2", "gemma3_text", "vaultgemma", "olmo", "olmo2", "olmo3", "cohere", "cohere2"),
+        *("glm", "glm4", "exaone4", "phi", "phi3", "starcoder2", "gpt_bigcode", "gpt_neox", "gpt2", "opt"),
+        *("ernie4_5", "apertus", "helium", "hunyuan_v1_dense", "nanochat", "persimmon"),
+        *("mixtral", "qwen2_moe", "qwen3_moe", "phimoe", "olmoe", "glm4_moe", "gpt_oss"),
+        *("granitemoe", "granitemoeshared"),
     )
 )
 """By ``model_type``. Experts see tokens one by one, so that mixtures of them are here too."""
@@ -38,31 +37,23 @@ _APART: Final = 1e-3
 """Largest difference of logits, over the largest logit: far above rounding, far below a token too many."""
 
 
-def adopt_packs(model: PreTrainedModel, *, tried: PreTrainedModel | None) -> bool:
-    """Make a model read packs, if it computes the same with them; return whether it does.
-
-    The log says so, once for a model, where it has to go row by row.
+def adopt_packs(model: PreTrainedModel, *, tried: PreTrainedModel | None) -> str | None:
+    """Make a model read packs, if it computes the same with them; else return why it goes row by row.
 
     Args:
         tried: of the same family, where ``model`` has no values yet; None: it has.
     """
-    problem = _problem_of(model, model if tried is None else tried)
-    if problem is None:
-        return True
-    family = model.config.get_text_config().model_type
-    logger.warning("no packs for this model: it reads row by row", extra={"family": family, "why": problem})
-    return False
-
-
-def _problem_of(model: PreTrainedModel, tried: PreTrainedModel) -> str | None:
+    tried = model if tried is None else tried
     config = model.config.get_text_config()
     if config.model_type not in FAMILIES:
         return "its family is not among those that were tried"
     if rope := _rope_types(config).intersection(_OF_LENGTH):
         return f"its rotary embedding is {', '.join(rope)}, which turns tokens by the length of what is read"
     before = model.config._attn_implementation
+    if before not in ATTENTION:
+        return f"its attention is {before}"
     for one in (model, tried):
-        one.set_attn_implementation(ATTENTION)
+        one.set_attn_implementation(ATTENTION[before])
     problem = _difference(tried)
     if problem is not None:
         for one in (model, tried):

@@ -20,6 +20,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from learner.model.step_rows import as_many_in_each
+
 Tokens = NDArray[np.integer[Any]]
 """[tokens], ids from 0 to 2^32 - 1."""
 
@@ -49,6 +51,13 @@ class PrefixTree:
         """Tokens that one pack of all rows has."""
         return sum(self.lengths) - sum(self.shared)
 
+    def tokens_read(self, rows: Sequence[int]) -> int:
+        """Return how many tokens one pack of rows has that are neighbours."""
+        first = self.order.index(rows[0]) if rows else 0
+        places = range(first, first + len(rows))
+        again = sum(self.shared[place] for place in places[1:])
+        return sum(self.lengths[place] for place in places) - again
+
     def share_out(self, *, shares: int, budget_tokens: int, parts: int = 1) -> list[list[list[int]]]:
         """Return as many packs of row numbers for each of ``shares`` ranks; some may be empty.
 
@@ -62,10 +71,9 @@ class PrefixTree:
         everything = range(len(self.order))
         cut = self._fill(everything, self._least_budget(everything, shares))
         packed = [self._packs(share, budget_tokens, parts) for share in cut]
-        most = max(map(len, packed))
         numbers = [[[self.order[place] for place in pack] for pack in share] for share in packed]
         numbers += [[] for _ in range(shares - len(numbers))]
-        return [share + [[] for _ in range(most - len(share))] for share in numbers]
+        return as_many_in_each(numbers)
 
     def _packs(self, share: range, budget_tokens: int, parts: int) -> list[range]:
         if parts > 1:

@@ -19,7 +19,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from learner.masters.master_words import MasterWords, PolicyWords
-from learner.model.micro_batches import StepRows
+from learner.model.step_rows import StepRows
 from node.weights.format.layout import Layout
 
 if TYPE_CHECKING:
@@ -65,6 +65,11 @@ class Ranks(Protocol):
         """Device that ranks compute on, if parameters may be elsewhere; None: where the parameters are."""
         ...
 
+    @property
+    def share(self) -> int:
+        """The share of a step's rows that this rank works on."""
+        ...
+
     def shard(self, scorer: "Scorer") -> "Passes | None":
         """Keep this rank's part of a model, in place; return what runs it, if it is one stage of several."""
         ...
@@ -91,8 +96,8 @@ class Ranks(Protocol):
         """Tell the other ranks to save their shards of a part of that copy; yield all that do."""
         ...
 
-    def share_out(self, rows: StepRows, *, budget_tokens: int) -> list[list[int]]:
-        """Return this rank's micro-batches of a step's rows; every rank has as many, some may be empty."""
+    def share_out(self, rows: StepRows, *, budget_tokens: int) -> list[list[list[int]]]:
+        """Return the micro-batches of every share of a step's rows: as many in each, some may be empty."""
         ...
 
     def complete(self, logprob: Tensor, places: Tensor) -> None:
@@ -121,6 +126,7 @@ class OneRank:
 
     is_shared: Final = False
     device: Final = None
+    share: Final = 0
 
     def shard(self, scorer: "Scorer") -> None:
         """Keep all of it."""
@@ -143,9 +149,9 @@ class OneRank:
         """Yield None: one process saves all of it."""
         return nullcontext()
 
-    def share_out(self, rows: StepRows, *, budget_tokens: int) -> list[list[int]]:
-        """Return all micro-batches."""
-        return rows.share_out(shares=1, budget_tokens=budget_tokens)[0]
+    def share_out(self, rows: StepRows, *, budget_tokens: int) -> list[list[list[int]]]:
+        """Return all micro-batches, as one share."""
+        return rows.share_out(shares=1, budget_tokens=budget_tokens)
 
     def complete(self, logprob: Tensor, places: Tensor) -> None:
         """Add nothing."""

@@ -1,6 +1,5 @@
 """Models whose one forward pass goes from rows to logprobs of actions; ``TokenScorer``: of tokens."""
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Final
@@ -10,16 +9,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from learner.model.logit_form import LogitForm, logit_form
-from learner.model.micro_batches import MicroBatch, PaddedRows, StepRows, row_lengths, token_rows
+from learner.model.micro_batches import MicroBatch, token_rows
 from learner.model.pack import Pack
 from learner.model.pack_attention import kernel_works
 from learner.model.packed_families import adopt_packs
 from learner.model.prefix_tree import PrefixTree
+from learner.model.step_rows import PaddedRows, StepRows
 from learner.model.token_logprob import VocabularySlice, token_logprob
 from learner.step_settings import Packing
 from node.values.groups.rollout import RolloutGroup
-
-logger = logging.getLogger(__name__)
 
 UNBOUNDED: Final = 1 << 30
 """Context of a model that does not bound it (convolutions, recurrences)."""
@@ -41,6 +39,8 @@ class Scorer(torch.nn.Module, ABC):
         self.has_head = True
         """Whether the last layer and the head are here, and not on a later stage of a pipeline."""
         self.master_dtype: torch.dtype = next(self.model.parameters()).dtype
+        self.slower: dict[str, str] = {}
+        """Ways in which it is slower than others, for the log -> why."""
         text = model.config.get_text_config()
         self.context_tokens: int = getattr(text, "max_position_embeddings", UNBOUNDED)
         """Longest prompt and completion together."""
@@ -53,7 +53,7 @@ class Scorer(torch.nn.Module, ABC):
 
     def row_tokens(self, groups: Sequence[RolloutGroup]) -> list[int]:
         """Return how many tokens the model reads for each row: what ``micro_batch_tokens`` is a bound of."""
-        return row_lengths(groups)
+        return [len(row) for row in token_rows(groups)]
 
     def step_rows(self, groups: Sequence[RolloutGroup], *, packing: Packing) -> StepRows:
         """Return the rows of a step as they are to be cut into micro-batches."""
@@ -99,12 +99,12 @@ class TokenScorer(Scorer):
         super().__init__(model, compute_dtype=compute_dtype)
         self.logit_form = logit_form(model if tried is None else tried)
         if self.logit_form is None:
-            logger.warning(
-                "logits of whole micro-batches: how this model makes them is not known",
-                extra={"family": model.config.get_text_config().model_type},
-            )
-        self.reads_packs = adopt_packs(model, tried=tried)
+            self.slower["logits of whole micro-batches"] = "how this model makes them is not known"
+        problem = adopt_packs(model, tried=tried)
+        self.reads_packs = problem is None
         """Whether it computes the same for packs as for rows."""
+        if problem is not None:
+            self.slower["no packs for this model: it reads row by row"] = problem
 
     def step_rows(self, groups: Sequence[RolloutGroup], *, packing: Packing) -> StepRows:
         if packing == "prefixes" and self.reads_packs:

@@ -19,9 +19,9 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from learner.model.micro_batches import StepRows
 from learner.model.rank_exchanges import Instruction
 from learner.model.scorer import Scorer
+from learner.model.step_rows import StepRows
 from learner.ranks.errors import RankLostError
 from learner.ranks.instruction_stream import InstructionStream
 from learner.ranks.shards.pipeline import MICRO_BATCHES_A_STAGE, Pipeline, TiedEmbedding
@@ -227,11 +227,15 @@ class RankGroup:
             self.saves.send(Instruction("save", {"directory": str(directory), "part": part, "copy": copy}))
             yield self.saves.exchanges
 
-    def share_out(self, rows: StepRows, *, budget_tokens: int) -> list[list[int]]:
-        """Return this rank's micro-batches; every rank has as many, so some may be empty."""
+    @property
+    def share(self) -> int:
+        """See ``Ranks``."""
+        return self.sizes.share(self.rank)
+
+    def share_out(self, rows: StepRows, *, budget_tokens: int) -> list[list[list[int]]]:
+        """Return the micro-batches of every share: as many in each, so some may be empty."""
         parts = MICRO_BATCHES_A_STAGE * self.sizes.pp if self.sizes.pp > 1 else 1
-        shared = rows.share_out(shares=self.sizes.shares, budget_tokens=budget_tokens, parts=parts)
-        return shared[self.sizes.share(self.rank)]
+        return rows.share_out(shares=self.sizes.shares, budget_tokens=budget_tokens, parts=parts)
 
     def complete(self, logprob: Tensor, places: Tensor) -> None:
         """Add the other ranks' logprobs to a batch's, [n, t]; ``places`` are this rank's own, flattened."""

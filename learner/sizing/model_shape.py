@@ -114,6 +114,11 @@ class ModelShape:
         return replace(near, name=f"{text}, as {near.name} with {layers} layers", layers=layers)
 
     @property
+    def keys(self) -> float:
+        """Width of keys, and of values."""
+        return self.attention * self.kv_heads / (self.heads + self.kv_heads)
+
+    @property
     def embedding(self) -> int:
         """Elements of the embedding, and of the head."""
         return self.vocabulary * self.width

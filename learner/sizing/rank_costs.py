@@ -3,7 +3,8 @@
 held         the rank's part of masters, gradients and two moments, float32
 gathered     FSDP2: two layers, a layer's gradient, twice each, tensor and buffer; embedding, head, theirs
 casts        autocast: a bfloat16 copy of every matrix of the stage, kept until the backward pass
-activations  what autograd keeps, of every micro-batch in flight, and a chunk of logits
+activations  what autograd keeps, of every micro-batch in flight, keys and values as often as rows share them,
+             and a chunk of logits
 words        of two versions, in the host's memory: a CPU's own
 """
 
@@ -47,14 +48,22 @@ class RankLayout(MeshSizes):
         return {f"learner.{name}": one for name, one in values.items() if one != getattr(default, name)}
 
 
-def rank_memory(shape: ModelShape, layout: RankLayout, *, compute_bytes: int) -> dict[str, float]:
-    """Return the bytes on the fullest rank, by what they are of; without what libraries take themselves."""
+def rank_memory(
+    shape: ModelShape, layout: RankLayout, *, compute_bytes: int, keys_a_token: float = 1.0
+) -> dict[str, float]:
+    """Return the bytes on the fullest rank, by what they are of; without what libraries take themselves.
+
+    Args:
+        keys_a_token: tokens of all rows, for each one that the model reads: attention has keys and values of
+            what rows share once for each row.
+    """
     tp, width, tokens = layout.tp, shape.width, layout.micro_batch_tokens
     layer, ends, layers = _layer(shape, tp), _ends(shape, layout), -(-shape.layers // layout.pp)
     stage = layers * layer + ends
     # Counted in what autograd saves: hidden states, norms, casts, which every slice has; inputs of products.
     of_heads = 2 * compute_bytes + (compute_bytes + 4) * shape.has_head_norms
     whole: float = (24 if compute_bytes == 4 else 26) * width
+    whole += 2 * compute_bytes * (keys_a_token - 1) * shape.keys / tp
     whole += (of_heads * shape.attention + 4 * compute_bytes * shape.inner) / tp
     products = compute_bytes * (2 * width + 2 * (shape.attention + shape.inner) / tp)
     kept = {"none": whole, "selective": 4 * width + products, "layers": 4 * width}[layout.rematerialise]

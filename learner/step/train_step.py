@@ -73,24 +73,20 @@ def train_step(
         dtype=dtype,
         device=device,
     )
-    parts = micro_batches_of(policy, groups, settings, width=batch.mask.shape[1])
+    rows = policy.scorer.step_rows(groups, packing=settings.packing)
+    shares = policy.ranks.share_out(rows, budget_tokens=settings.micro_batch_tokens)
+    parts = [
+        collate(groups, part, width=batch.mask.shape[1], dtype=dtype, device=device, packed=rows.is_packed)
+        for part in shares[policy.ranks.share]
+    ]
     if reference is not None:
         batch = replace(batch, reference_logprob=logprobs_of(reference, parts, batch))
     take = _take_slow_fast_step if settings.fast_steps else _take_step
     figures = BatchFigures.of(groups, version=version)
-    return take(policy, optimizer, parts, batch, settings, version=version, figures=figures)
-
-
-def micro_batches_of(
-    policy: Policy, groups: Sequence[RolloutGroup], settings: StepSettings, *, width: int
-) -> list[MicroBatch]:
-    """Return this rank's micro-batches of a step; ``width`` is t of the objective's [n, t]."""
-    dtype, device = next(iter(policy.parameters.values())).dtype, policy.device
-    rows = policy.scorer.step_rows(groups, packing=settings.packing)
-    return [
-        collate(groups, part, width=width, dtype=dtype, device=device, packed=rows.is_packed)
-        for part in policy.ranks.share_out(rows, budget_tokens=settings.micro_batch_tokens)
-    ]
+    outcome = take(policy, optimizer, parts, batch, settings, version=version, figures=figures)
+    read = sum(rows.tokens_read(part) for share in shares for part in share)
+    numbers = replace(outcome.numbers, read_tokens=read, distinct_tokens=rows.distinct_tokens)
+    return replace(outcome, numbers=numbers)
 
 
 def _take_slow_fast_step(

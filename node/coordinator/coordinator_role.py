@@ -197,10 +197,14 @@ def _members_server(
         group_bytes=group_bytes,
         metrics=context.transfer_metrics,
     )
+    submission_bytes = (
+        max(group_bytes, limits.JOINED_GROUPS_BYTES)
+        + limits.GROUPS_PER_REQUEST * limits.SUBMISSION_HEADER_BYTES
+    )
     return make_server(
         context,
         "members",
-        limits=ServerLimits(RpcLimits(submission_bytes=group_bytes + limits.SUBMISSION_HEADER_BYTES)),
+        limits=ServerLimits(RpcLimits(submission_bytes=submission_bytes)),
         listen=config.listen,
         revocations=door.revocations,
         renewed=renewed,

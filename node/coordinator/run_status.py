@@ -14,7 +14,7 @@ from typing import Final
 from node.coordinator.fleet.bottleneck import BottleneckWatch, Look
 from node.coordinator.fleet.held_back import DELIVERY, NEWCOMERS, VERIFIERS, Cause
 from node.coordinator.fleet.membership import PeerState
-from node.coordinator.fleet.wait_chain import DONE, ROLLOUT_GROUPS, Facts, WaitingSamplers, explained
+from node.coordinator.fleet.wait_chain import ROLLOUT_GROUPS, Facts, WaitingSamplers, explained
 from node.coordinator.peers.peer_table import PeerTable
 from node.coordinator.peers.peers import Peers
 from node.coordinator.work.accounts import Accounts
@@ -62,7 +62,7 @@ class RunReport:
 
     def look(self, now: float) -> None:
         """Look at what bounds the pace of the run; once a second, after the survey of its peers."""
-        self.pace.look(self._look(now) if self._goes_on() else None)
+        self.pace.look(self._look(now))
 
     def status(self, query: PeerQuery) -> RunStatus:
         """Return the state of the run, with a page of its peers.
@@ -116,30 +116,20 @@ class RunReport:
             lines=accounts.single_facts.told(now),
         )
 
-    def _goes_on(self) -> bool:
-        """Whether nothing is known for which the run would stand still."""
-        accounts, peers = self.table.peers.accounts, self.table.peers
-        is_manned = peers.live(Role.LEARNER) and peers.live(Role.SAMPLER)
-        is_held_up = accounts.gap or accounts.orders.pause or accounts.reward_checks.lacks_verifier
-        return bool(is_manned and accounts.is_confirmed and not is_held_up and self.faults.first() is None)
-
     def _look(self, now: float) -> Look | None:
-        """Return a look at a run that goes on; None: its learner is done, or does not tell its waits."""
-        accounts, peers = self.table.peers.accounts, self.table.peers
-        learner, step = peers.learner, peers.step
-        if learner is None or step is None or step.groups_wait_s is None:
-            return None
-        waits_for = peers.of(learner).report.waits_for
-        if waits_for.startswith(DONE):
+        """Return a look at a run that goes on; None: it stands still, or its learner tells no waits."""
+        accounts, step = self.table.peers.accounts, self.table.peers.step
+        facts = self._facts(room(accounts), now, self.faults.first())
+        if step is None or step.groups_wait_s is None or facts.stands_still:
             return None
         return Look(
             at_s=now,
             version=step.version,
             groups_wait_s=step.groups_wait_s,
-            waiting_s=self._learner_waits_s(now) if waits_for == ROLLOUT_GROUPS else 0.0,
+            waiting_s=facts.learner_waits_s if facts.learner_waits_for == ROLLOUT_GROUPS else 0.0,
             samplers=self.table.survey.waits,
-            withheld_by=_withheld_by(accounts),
-            tightest_limit=room(accounts).bound,
+            withheld_by=_withheld_by(facts, accounts),
+            tightest_limit=facts.capacity_bound,
         )
 
     def _facts(self, capacity: Capacity, now: float, fault: OwnFault | None) -> Facts:
@@ -183,16 +173,15 @@ class RunReport:
         return 0.0 if peers.learner is None else max(0.0, now - peers.of(peers.learner).waits_since_s)
 
 
-def _withheld_by(accounts: Accounts) -> Cause | None:
+def _withheld_by(facts: Facts, accounts: Accounts) -> Cause | None:
     """Return why a batch that is there does not get to the learner; None: none is there."""
-    batch_groups, load = accounts.terms.bounds.batch_groups, accounts.load()
-    if len(accounts.slots.open.delivered()) >= batch_groups:
+    if len(accounts.slots.open.delivered()) >= facts.batch_groups:
         return DELIVERY
-    if load.untrained_groups < batch_groups:
+    if facts.ready_groups + facts.ungraded_groups < facts.batch_groups:
         return None
     if accounts.waiting_newcomers():
         return NEWCOMERS
-    return VERIFIERS if load.ungraded_groups or len(accounts.reward_checks) else None
+    return VERIFIERS if facts.ungraded_groups or len(accounts.reward_checks) else None
 
 
 def _shown(row: PeerStatus, orders: Orders) -> PeerStatus:

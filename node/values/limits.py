@@ -24,7 +24,14 @@ MESSAGE_BYTES: Final = {
 """Largest message of each service, in either direction. gRPC has one limit per server only."""
 
 SUBMISSION_HEADER_BYTES: Final = 8 << 10
-"""Room for the rest of a submission: ids, and a certificate and a signature of release 0.3."""
+"""Room for the rest of a submitted group: ids, and a certificate and a signature of release 0.3."""
+
+GROUPS_PER_REQUEST: Final = 8
+"""Groups that wait at a sampler and are submitted in one request: each pays an eighth of what a message costs
+in gRPC. With more, those in flight would be too few requests to read some while others are written."""
+
+JOINED_GROUPS_BYTES: Final = 1 << 20
+"""Several groups in one request together; a larger group travels alone, and gains nothing from company."""
 
 CHUNK_BYTES: Final = 1 << 20
 """Part of a frame on the wire: larger chunks are hardly faster."""

@@ -93,10 +93,17 @@ def finding_from_wire(message: rollout_pb2.RewardFinding) -> RewardFinding:
     return from_wire(RewardFinding, message, detail=detail_of(message.detail), grades=grades)
 
 
-def submission_to_wire(group: EncodedGroup) -> rollout_pb2.SubmitRolloutsRequest:
+def submission_to_wire(group: EncodedGroup, *further: EncodedGroup) -> rollout_pb2.SubmitRolloutsRequest:
     request = rollout_pb2.SubmitRolloutsRequest()
     _fill(request.group, group)
+    for one in further:
+        _fill(request.further.add(), one)
     return request
+
+
+def submitted_from_wire(request: rollout_pb2.SubmitRolloutsRequest) -> list[EncodedGroup]:
+    """Return the groups of a request, in their order."""
+    return [encoded_from_wire(request.group), *map(encoded_from_wire, request.further)]
 
 
 def delivery_to_wire(group: EncodedGroup) -> rollout_pb2.DrainRolloutsResponse:

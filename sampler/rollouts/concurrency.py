@@ -76,8 +76,8 @@ class Concurrency:
         self._readings = self._held_back = 0
         self._cache_sum = self._asked_sum = 0.0
 
-    def note(self, use: EngineUse, *, is_held_back: bool, group_s: float | None, now: float) -> None:
-        """Note a reading, one of many at even intervals, and decide if it is time.
+    def note(self, use: EngineUse, *, is_held_back: bool, group_s: float | None, now: float) -> bool:
+        """Note a reading, one of many at even intervals; decide if it is time, and return whether it was.
 
         Args:
             is_held_back: Whether something else than the number keeps the engine empty, such as a hub that
@@ -90,13 +90,15 @@ class Concurrency:
         self._asked_sum += use.asked_share
         self._held_back += is_held_back
         if group_s is None:
-            return
+            return False
         rounds = (now - self._since_s) / max(group_s, SHORTEST_ROUND_S)
         mean = EngineUse(self._cache_sum / self._readings, self._asked_sum / self._readings)
         is_measured = rounds >= max(MEASURED_ROUNDS, MEASURED_GROUPS / self.groups)
-        if is_measured or (rounds >= 1 and _is_plain(mean)):
+        is_decided = is_measured or (rounds >= 1 and _is_plain(mean))
+        if is_decided:
             self.groups = self._next(mean)
             self.begin(now=now)
+        return is_decided
 
     def _next(self, mean: EngineUse) -> int:
         aim = self.groups / min(max(_fullness(mean), 1 / GROWTH), GROWTH)

@@ -48,6 +48,9 @@ BACKLOGS: Final[Mapping[JobState | None, str]] = {
 }
 """Where finished groups wait while the engine is without work -> name of the wait."""
 
+TOO_FEW_GROUPS: Final = "groups at once"
+"""The wait of an engine that has room for more groups than an operator has set."""
+
 LOOK_AGAIN_S: Final = 1.0
 """Longest wait for room or a version without looking again."""
 
@@ -99,6 +102,7 @@ class Leasing:
         """Name of what holds this sampler back: the limit on its last request, or a backlog."""
         self._is_held_back = True
         """Whether it got fewer leases than it has room for, when it last asked."""
+        self._has_too_few_groups = False
         self._order = ""
         """The operator's order that holds this sampler back; empty: none."""
         self._changed = asyncio.Event()
@@ -113,7 +117,7 @@ class Leasing:
     def held_back_by(self) -> str:
         """Name of the wait of a sampler that could generate more than it does; empty: nothing holds it
         back."""
-        return self._bound or ""
+        return self._bound or (TOO_FEW_GROUPS if self._has_too_few_groups else "")
 
     def notice_change(self) -> None:
         """Look for room again."""
@@ -162,16 +166,22 @@ class Leasing:
                     await self._backoff.wait()
 
     async def fill_engine(
-        self, use: Callable[[], EngineUse], *, are_graders_late: Callable[[], bool]
+        self, use: Callable[[], EngineUse], *, are_graders_late: Callable[[], bool], is_set: bool
     ) -> None:
-        """Size the work queue so that its groups fill the engine, by its ``use``, until cancelled."""
+        """Size the work queue so that its groups fill the engine, by its ``use``, until cancelled.
+
+        Args:
+            is_set: whether its size is an operator's word; then only note that it is too small.
+        """
         concurrency = Concurrency(now=self._monotonic())
+        if is_set:
+            concurrency.groups = self.work_queue.concurrency_groups
         while True:
             await asyncio.sleep(READING_S)
             if self._policy.served is None:  # the engine draws nothing
                 concurrency.begin(now=self._monotonic())
                 continue
-            concurrency.note(
+            is_decided = concurrency.note(
                 use(),
                 is_held_back=self._is_held_back
                 or self.work_queue.backlog() is not None
@@ -179,7 +189,10 @@ class Leasing:
                 group_s=self.work_queue.group_s,
                 now=self._monotonic(),
             )
-            if concurrency.groups != self.work_queue.concurrency_groups:
+            if is_set and is_decided:
+                self._has_too_few_groups = concurrency.groups > self.work_queue.concurrency_groups
+                concurrency.groups = self.work_queue.concurrency_groups
+            elif concurrency.groups != self.work_queue.concurrency_groups:
                 logger.debug("groups at once", extra={"groups": concurrency.groups})
                 self.work_queue.concurrency_groups = concurrency.groups
                 self._changed.set()

@@ -79,15 +79,13 @@ class RolloutLoop:
             async with asyncio.TaskGroup() as tasks:
                 self._pipeline.open(tasks, offset_s=lambda: self._membership.heartbeats.clock_offset_s)
                 generating = tasks.create_task(self._generate())
-                working = [generating]
-                if self._config.concurrency_groups is None:
-                    working.append(tasks.create_task(self._fill_engine()))
+                filling = tasks.create_task(self._fill_engine())
                 ready()
                 while not stopping.is_set() and not self._has_failed.is_set():
                     await run_until(stopping, run_until(self._has_failed, self._lease()))
                 await self._finish()
-                for task in working:
-                    task.cancel()
+                generating.cancel()
+                filling.cancel()
             if self._fault is not None:
                 raise self._fault
         finally:
@@ -108,6 +106,7 @@ class RolloutLoop:
         await self._leasing.fill_engine(
             lambda: self._engine_thread.use,
             are_graders_late=lambda: self._pipeline.task.graders.waiting > 0,
+            is_set=self._config.concurrency_groups is not None,
         )
 
     async def _lease(self) -> None:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from bench.held_policy import HeldPolicy
-from bench.whole_versions import WholeVersion
 from node.errors import RefusedError
 from node.identity.signatures import SigningKey
 from node.weights.assembly.apply import WrongBaseError
@@ -23,6 +22,7 @@ from node.weights.format.manifest import (
     verify_signed,
 )
 from support.weights import RUN_ID, drifted, random_words
+from support.whole_version import WholeVersion
 
 KEY = SigningKey.generate()
 WIDE = (Codec.PLANES, Codec.STEP_PLANES)

@@ -11,7 +11,7 @@ import pytest
 
 from heterorl.v1 import membership_pb2, rollout_pb2
 from node.coordinator.ledger.ledger_file import Ledger
-from node.coordinator.transactions import run_ledger
+from node.coordinator.transactions import request_queue, run_ledger
 from node.coordinator.work.balance import Transaction
 from node.values.run import Role
 from support.hub import TIMEOUT_S, HandPeer, RunningHub, running_hub
@@ -94,7 +94,7 @@ async def crowded_hub(made: MadeRun) -> AsyncIterator[tuple[RunningHub, HandPeer
 async def test_beside_a_thousand_callers_heartbeats_are_answered_and_only_those_who_wait_are_leased_to(
     made: MadeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_ledger, "WAIT_S", 2 * TIMEOUT_S)
+    monkeypatch.setattr(request_queue, "WAIT_S", 2 * TIMEOUT_S)
     gate = Gate(monkeypatch)
     async with crowded_hub(made) as (hub, sampler, crowd):
         held = hub.hub.accounts.slots.open.by_holder

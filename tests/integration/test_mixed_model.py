@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bench.held_policy import HeldPolicy
-from bench.whole_versions import WholeVersion, encode_version
+from bench.whole_versions import encode_version
 from learner.model.model import load_policy
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
@@ -15,6 +15,7 @@ from sampler.engines.torch.torch_engine import TorchEngine
 from sampler.engines.words.model_words import ArrayWords, copy_words
 from support.model_words import words_of
 from support.tiny_model import make_mixed_model
+from support.whole_version import WholeVersion
 
 DTYPES = {"float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"}
 

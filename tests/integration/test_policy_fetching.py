@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from bench.held_policy import HeldPolicy
-from bench.whole_versions import WholeVersion
 from deploy.demo.damaging_node import damage_first
 from heterorl.v1 import policy_pb2
 from node.errors import Reason
@@ -25,6 +24,7 @@ from support.policy_hub import Answers, PolicyHub, Registry, policy_hub
 from support.refusals import refused
 from support.waiting import until
 from support.weights import LAYOUT, Learner
+from support.whole_version import WholeVersion
 
 DELTA = ArtifactKey(1, 0)
 LARGE = Layout.of([TensorSpec("a", (1_500_000,)), TensorSpec("b", (10,))])

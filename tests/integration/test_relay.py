@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from bench.held_policy import HeldPolicy
-from bench.whole_versions import WholeVersion
 from heterorl.v1 import policy_pb2
 from node.values.policy import ArtifactKey
 from node.weights.format.layout import Layout, TensorSpec
@@ -21,6 +20,7 @@ from support.policy_hub import Answers, PolicyHub, Registry, make_fetcher, make_
 from support.relay import RunningRelay, running_relay
 from support.uploading import uploading
 from support.waiting import until
+from support.whole_version import WholeVersion
 
 DELTA = ArtifactKey(1, 0)
 KEYFRAME = ArtifactKey(1)

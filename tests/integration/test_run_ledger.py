@@ -315,7 +315,7 @@ async def test_a_sampler_that_has_waited_too_long_is_told_so_and_leased_nothing(
 ) -> None:
     async with open_door(path) as (hub, ledger):
         begun = await begin(hub, ledger)
-        monkeypatch.setattr(run_ledger, "WAIT_S", 0.05)
+        monkeypatch.setattr(request_queue, "WAIT_S", 0.05)
         (late,) = await crowd(hub, 1)
         with refused(Reason.BUSY):
             await late
@@ -323,6 +323,27 @@ async def test_a_sampler_that_has_waited_too_long_is_told_so_and_leased_nothing(
         ledger.go_on()
         await begun
         assert hub.accounts.slots.open.running("s0") == 0
+
+
+async def test_a_group_that_waits_is_withdrawn_with_its_sampler_and_refused_where_it_waits_too_long(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_door(path) as (hub, ledger):
+        await hub.ask("s2", 2)
+        begun = await begin(hub, ledger)
+        gone = asyncio.create_task(hub.submit("0.1", "s2"))
+        await until(lambda: hub.value("waiting_requests") == 1)
+        gone.cancel()
+        await asyncio.wait({gone})
+        await until(lambda: hub.value("waiting_requests") == 0)
+        monkeypatch.setattr(request_queue, "WAIT_S", 0.05)
+        with refused(Reason.BUSY):
+            await hub.submit("1.1", "s2")
+        assert (dropped(hub, "gone"), dropped(hub, "late")) == (1, 1)
+        ledger.go_on()
+        await begun
+        assert hub.accounts.tallies.total() == {}
+        assert hub.accounts.slots.open.running("s2") == 2
 
 
 async def test_the_learner_is_not_held_up_by_a_thousand_samplers_that_wait(path: Path) -> None:

@@ -162,9 +162,10 @@ async def test_a_sampler_that_is_given_no_number_reads_how_full_its_engine_is(
     readings: list[EngineUse] = []
 
     class Counted(Concurrency):
-        def note(self, use: EngineUse, *, is_held_back: bool, group_s: float | None, now: float) -> None:
+        def note(self, use: EngineUse, *, is_held_back: bool, group_s: float | None, now: float) -> bool:
             readings.append(use)
             self.groups = 5
+            return True
 
     monkeypatch.setattr(leasing, "READING_S", 0.01)
     monkeypatch.setattr(leasing, "Concurrency", Counted)

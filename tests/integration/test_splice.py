@@ -141,6 +141,7 @@ async def test_what_a_connection_begins_with_says_where_it_leads_and_all_of_it_a
             assert await received(client, 6) == b"answer"
             client.close()
             assert await is_closed(server)
+            server.close()
         await until(lambda: (it.number("coordinator"), it.number("relay")) == (0, 0))
 
 

@@ -20,6 +20,8 @@ from node.rpc.channel import Purpose, dial
 from node.rpc.hub import Hub as Hubs
 from node.values.groups.rollout import EncodedGroup
 from node.values.groups.verdict import Verdict
+from node.values.limits import GROUPS_PER_REQUEST
+from node.wire.rollouts import submitted_from_wire
 from support.identity import MadeRun
 from support.rpc import rpcs, serving
 from support.waiting import until
@@ -34,8 +36,12 @@ def spooled(detail: str = "") -> rollout_pb2.SubmissionAnswer:
 class Hub:
     """Reads group ids; ``answer`` gets those of one stream so far, once for each that comes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, groups_per_request: int = 0) -> None:
         self.streams: list[list[str]] = []
+        self.requests: list[str] = []
+        """The ids in each request, one after the other."""
+        self.groups_per_request = groups_per_request
+        """The number that it tells; 0: none, as release 0.3."""
         self.answer: Answer = self._at_once
 
     async def _at_once(self, heard: list[str]) -> list[rollout_pb2.SubmissionAnswer]:
@@ -45,9 +51,14 @@ class Hub:
         heard: list[str] = []
         self.streams.append(heard)
         async for request in requests:
-            heard.append(request.group.group_id)
-            if answers := await self.answer(heard):
-                yield rollout_pb2.SubmitRolloutsResponse(answers=answers)
+            ids = [group.group_id for group in submitted_from_wire(request)]
+            self.requests.append("".join(ids))
+            for group_id in ids:
+                heard.append(group_id)
+                if answers := await self.answer(heard):
+                    yield rollout_pb2.SubmitRolloutsResponse(
+                        answers=answers, groups_per_request=self.groups_per_request
+                    )
 
 
 @asynccontextmanager
@@ -82,6 +93,58 @@ async def test_many_groups_are_on_their_way_on_one_stream_and_each_gets_its_answ
         found = await outcomes(submitted(stream, "a", "b", "c", "d", "e", "f"))
     assert found == [(Verdict.SPOOLED, name) for name in "abcdef"]
     assert hub.streams == [["a", "b", "c", "d", "e", "f"]]
+    assert hub.requests == ["a", "b", "c", "d", "e", "f"]  # it has not said that it reads several
+
+
+@pytest.mark.parametrize(
+    ("says", "size_bytes", "requests"),
+    [
+        (0, 1, ["a", "b", "c", "d", "e", "f"]),
+        (3, 1, ["a", "bcd", "ef"]),
+        (3, 40, ["a", "bc", "de", "f"]),
+        (3, 101, ["a", "b", "c", "d", "e", "f"]),
+        (GROUPS_PER_REQUEST + 1, 1, ["a", "bcdef"]),
+        (-1, 1, ["a", "b", "c", "d", "e", "f"]),
+    ],
+)
+async def test_groups_that_wait_go_in_one_request_as_far_as_the_hub_of_their_stream_says_that_it_reads(
+    made: MadeRun, monkeypatch: pytest.MonkeyPatch, says: int, size_bytes: int, requests: list[str]
+) -> None:
+    monkeypatch.setattr(submission_stream, "JOINED_GROUPS_BYTES", 100)
+    hub = Hub(groups_per_request=says)
+    async with submitting(made, hub) as stream:
+        for names in ("a", "bcdef"):
+            found = await outcomes(submitted(stream, *names, size_bytes=size_bytes))
+            assert found == [(Verdict.SPOOLED, name) for name in names]
+    assert hub.requests == requests
+
+
+async def test_the_next_stream_begins_with_a_group_alone_since_it_may_be_to_an_older_hub(
+    made: MadeRun,
+) -> None:
+    hub = Hub(groups_per_request=8)
+
+    async def ends_at_c(heard: list[str]) -> list[rollout_pb2.SubmissionAnswer]:
+        if heard == ["a", "b", "c"]:
+            raise RefusedError(Reason.DRAINING, "the hub is stopping")
+        return [spooled(heard[-1])]
+
+    hub.answer = ends_at_c
+    async with submitting(made, hub) as stream:
+        await outcomes(submitted(stream, "a"))
+        b, c, d = await outcomes(submitted(stream, "b", "c", "d"))
+        assert b == (Verdict.SPOOLED, "b")
+        assert [getattr(error, "reason", None) for error in (c, d)] == [Reason.DRAINING] * 2
+        for names in ("c", "de"):
+            assert await outcomes(submitted(stream, *names)) == [(Verdict.SPOOLED, name) for name in names]
+    assert hub.requests == ["a", "bcd", "c", "de"]
+
+
+async def test_groups_that_cannot_be_sent_are_their_callers_and_the_stream_goes_on(made: MadeRun) -> None:
+    async with submitting(made, Hub()) as stream:
+        cannot, can = await outcomes(submitted(stream, "\ud800", "a"))
+        assert isinstance(cannot, UnicodeEncodeError)
+        assert can == (Verdict.SPOOLED, "a")
 
 
 async def test_a_group_that_is_refused_is_told_why_and_the_others_are_not_touched(made: MadeRun) -> None:
@@ -186,13 +249,15 @@ async def test_a_caller_that_goes_away_leaves_the_others_their_answers(made: Mad
     hub, gate = Hub(), asyncio.Event()
 
     async def when_open(heard: list[str]) -> list[rollout_pb2.SubmissionAnswer]:
+        if heard == ["a"]:
+            return []
         await gate.wait()
-        return [spooled(heard[-1])]
+        return [spooled(name) for name in heard]
 
     hub.answer = when_open
     async with submitting(made, hub) as stream:
         gone, stays = submitted(stream, "a", "b")
-        await until(lambda: bool(hub.streams) and hub.streams[0] == ["a"] and not stream._writing.locked())
+        await until(lambda: hub.streams == [["a", "b"]])
         gone.cancel()
         gate.set()
         assert await stays == (Verdict.SPOOLED, "b")
@@ -286,14 +351,15 @@ async def test_a_group_for_a_hub_that_accepts_connections_and_says_nothing_goes_
                 connected[0].close()
 
 
-async def test_a_group_that_is_given_up_before_it_is_written_does_not_get_the_answer_of_the_next(
-    made: MadeRun,
+@pytest.mark.parametrize("steps", range(5))
+async def test_a_group_that_is_given_up_at_any_moment_does_not_get_the_answer_of_the_next(
+    made: MadeRun, steps: int
 ) -> None:
-    hub = Hub()
+    hub = Hub(groups_per_request=8)
     async with submitting(made, hub) as stream:
         assert await outcomes(submitted(stream, "a")) == [(Verdict.SPOOLED, "a")]
         (given_up,) = submitted(stream, "b")
-        while not stream._waiting:  # noqa: ASYNC110 - one step of the loop later it is written
+        for _ in range(steps):  # of the loop, by which it waits for room, is unwritten, is written
             await asyncio.sleep(0)
         given_up.cancel()
         found = await outcomes(submitted(stream, "c", "d"))

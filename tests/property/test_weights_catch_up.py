@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.held_policy import HeldPolicy
-from bench.whole_versions import WholeVersion
 from node.errors import Reason
 from node.values.policy import NO_BASE, Artifact
 from node.weights.assembly.merge import join_merged, merge_frame
@@ -24,6 +23,7 @@ from node.weights.store.artifact_store import ArtifactStore
 from support.present import present
 from support.refusals import refused
 from support.weights import Learner, put_version
+from support.whole_version import WholeVersion
 
 SMALL = Layout.of([TensorSpec("a", (16, 16)), TensorSpec("b", (70,))], frame_words=128)
 

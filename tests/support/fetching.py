@@ -3,10 +3,10 @@
 import asyncio
 
 from bench.held_policy import HeldPolicy
-from bench.whole_versions import WholeVersion
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import Manifest
 from node.weights.transfer.fetcher import Fetcher
+from support.whole_version import WholeVersion
 
 
 async def fetch_version(

@@ -24,7 +24,14 @@ VERSION: Final = 3
 
 
 def float64_policy(model_dir: Path) -> Policy:
+    """Return a policy of one's own, with the base model's parameters."""
     return Policy(copy.deepcopy(_loaded(model_dir)))
+
+
+@cache
+def shared_policy(model_dir: Path) -> Policy:
+    """Return such a policy for callers that leave it as it was; making one runs its model five times."""
+    return float64_policy(model_dir)
 
 
 @cache
@@ -112,9 +119,14 @@ def completion_logprob(
 def gradient_of(
     policy: Policy, groups: Sequence[RolloutGroup], settings: StepSettings
 ) -> tuple[Tensor, StepOutcome]:
-    """Return the gradient a step applied, read off plain gradient descent with rate 1."""
-    before = torch.cat([p.detach().clone().flatten() for p in policy.parameters.values()])
-    optimizer = torch.optim.SGD(policy.parameters.values(), lr=1.0)
-    outcome = train_step(policy, optimizer, groups, version=VERSION, settings=settings)
-    after = torch.cat([p.detach().flatten() for p in policy.parameters.values()])
-    return before - after, outcome
+    """Return the gradient a step applied, read off plain gradient descent with rate 1; take the step back."""
+    parameters = list(policy.parameters.values())
+    kept = [parameter.detach().clone() for parameter in parameters]
+    outcome = train_step(
+        policy, torch.optim.SGD(parameters, lr=1.0), groups, version=VERSION, settings=settings
+    )
+    gradient = torch.cat([(was - now.detach()).flatten() for was, now in zip(kept, parameters, strict=True)])
+    with torch.no_grad():
+        for parameter, was in zip(parameters, kept, strict=True):
+            parameter.copy_(was)
+    return gradient, outcome

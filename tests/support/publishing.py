@@ -13,7 +13,6 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from bench.held_policy import HeldPolicy
-from bench.whole_versions import WholeVersion
 from learner.masters.master_access import MasterAccess
 from learner.masters.master_words import MasterWords
 from learner.masters.version_coder import LocalCoder
@@ -34,6 +33,7 @@ from node.weights.planning.cheapest_chain import PUBLIC_VERSION, plan_catch_up
 from node.weights.store.artifact_files import Draft
 from node.weights.store.artifact_store import ArtifactStore
 from support.groups import SAMPLING
+from support.whole_version import WholeVersion
 
 LAYOUT = Layout.of([TensorSpec("a", (40,)), TensorSpec("b", (3, 7))])
 FRAMED = Layout.of([TensorSpec("a", (40,)), TensorSpec("b", (3, 7))], frame_words=8)

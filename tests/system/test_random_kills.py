@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.kill_lab.plan import KILLED, Plan
-from bench.kills import run
+from bench.kills.__main__ import run
 
 KILLS = 4
 

@@ -27,9 +27,7 @@ LEARNER: Final = Cause(
     "Give it more compute, or raise coordinator.batch_groups, so that each step takes in more; fewer "
     "samplers would do as well.",
 )
-SAMPLERS: Final = Cause(
-    BoundBy.SAMPLERS, "Add samplers, or raise sampler.concurrency_groups where an engine has room for more."
-)
+SAMPLERS: Final = Cause(BoundBy.SAMPLERS, "Add samplers, or give them faster devices.")
 VERIFIERS: Final = Cause(BoundBy.VERIFIERS, "Start more verifiers, or make their graders faster.")
 LINK: Final = Cause(
     BoundBy.LINK,
@@ -68,6 +66,9 @@ WAITS: Final[Mapping[str, Cause]] = {
     "prompt lease: checks": VERIFIERS,
     "graders": _setting(
         "sampler.grader_processes", "Raise it, or make the grader faster: groups wait there for their grades."
+    ),
+    "groups at once": _setting(
+        "sampler.concurrency_groups", "Raise it, or leave it out: engines have room for more groups."
     ),
     "submission": LINK,
     "hub": LINK,

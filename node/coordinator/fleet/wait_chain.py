@@ -47,6 +47,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     "merged version": "The learner waits for the other contributors, or its version is on its way.",
     # samplers
     "graders": "Groups wait for their grades: raise sampler.grader_processes, or make the grader faster.",
+    "groups at once": f"Its engine has room for more than sampler.concurrency_groups there. {_PACE}",
     "submission": "Finished groups wait to be submitted: its link is slow, or the hub is away.",
     "task that loads here": "The task or its grader cannot be loaded there: that sampler's log says why.",
     "task that works": "Its last leases all failed: that sampler's log says why.",
@@ -135,6 +136,13 @@ class Facts:
     """Since the oldest of them is here."""
     verifiers: int = 0
     """Live ones."""
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether something is known for which no step comes."""
+        is_over = self.learner_waits_for.startswith(DONE)
+        is_held_up = self.own_fault or self.ledger_gap or self.paused or self.lacks_verifier or is_over
+        return bool(is_held_up or not (self.live_learners and self.live_samplers and self.is_confirmed))
 
 
 @dataclass(frozen=True, slots=True)

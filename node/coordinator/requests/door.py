@@ -13,6 +13,7 @@ What is checked before a decision, in this order:
 
 import asyncio
 import logging
+from collections.abc import Awaitable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -115,16 +116,18 @@ class Door:
             return await self._with_rows(request, grant)
         return replace(grant, retry_after_s=self.peers.lease_pause_s(grant.retry_after_s))
 
-    async def submit(self, request: Submission) -> Submitted:
-        """Accept a group, or return why not; what is SPOOLED is on disk.
+    def submit(self, request: Submission) -> Awaitable[Submitted]:
+        """Accept a group, or return why not; what is SPOOLED is on disk. It is under way without a task.
 
-        Raises:
+        Raises, here or where it is awaited:
             RefusedError: BUSY where the spool is full, DISK where it cannot be written.
         """
         sampler_id = request.encoded.sampler_id
         if self.revocations.is_revoked(sampler_id):
-            return Submitted(Verdict.FOREIGN, f"{sampler_id} was revoked")
-        return await self.ledger.decide(partial(submission, request=request), caller=sampler_id)
+            shut_out: asyncio.Future[Submitted] = asyncio.get_running_loop().create_future()
+            shut_out.set_result(Submitted(Verdict.FOREIGN, f"{sampler_id} was revoked"))
+            return shut_out
+        return self.ledger.promise(partial(submission, request=request), caller=sampler_id)
 
     async def _granted(self, request: LeaseRequest) -> LeaseGrant:
         held, evaluations = request.held, self.ledger.accounts.evaluations

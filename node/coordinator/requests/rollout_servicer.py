@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import aclosing
 from functools import partial
 from typing import Final, TypeVar
@@ -23,13 +23,13 @@ from node.coordinator.streams.learner_stream import LearnerStream
 from node.coordinator.streams.reward_checking import RewardChecking, Verifier
 from node.coordinator.work.checks.verifier_places import GRADING_LIMIT_S
 from node.coordinator.work.decisions.leasing import release
+from node.coordinator.work.decisions.submitted_groups import Submitted
 from node.coordinator.work.slots.slot import is_held_out
 from node.errors import Reason, RefusedError
 from node.rpc.calls.caller import Context, peer_of
 from node.system.waits import put_away, side_by_side
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.values.groups.rollout import EncodedGroup
-from node.values.groups.verdict import Verdict
 from node.wire.mapping import to_wire
 from node.wire.rollouts import delivery_to_wire, finding_from_wire
 
@@ -139,15 +139,18 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         if not listener.cancelled():
             listener.result()
 
-    async def _take(self, group: EncodedGroup) -> tuple[Verdict, str]:
-        if is_held_out(group.group_id):
-            learner = self._door.peers.accounts.learner
-            vocabulary_size = None if learner is None else learner.vocabulary_size
-            request = await asyncio.to_thread(held_out_submission_of, group, vocabulary_size=vocabulary_size)
-        else:
-            request = submission_of(group)
-        submitted = await self._door.submit(request)
-        return submitted.verdict, submitted.detail
+    def _take(self, group: EncodedGroup) -> Awaitable[Submitted]:
+        return (
+            self._take_held_out(group)
+            if is_held_out(group.group_id)
+            else self._door.submit(submission_of(group))
+        )
+
+    async def _take_held_out(self, group: EncodedGroup) -> Submitted:
+        learner = self._door.peers.accounts.learner
+        vocabulary_size = None if learner is None else learner.vocabulary_size
+        request = await asyncio.to_thread(held_out_submission_of, group, vocabulary_size=vocabulary_size)
+        return await self._door.submit(request)
 
     async def _listen(
         self, requests: AsyncIterator[rollout_pb2.DrainRolloutsRequest], stream: LearnerStream

@@ -16,8 +16,9 @@ logger = logging.getLogger(__name__)
 WAITING_REQUESTS: Final = 4096
 """Requests that may wait for the ledger; more are told to come back."""
 
-WAITING_PER_CALLER: Final = 64
-"""Limit for one sampler, which sends a few at a time: no sampler may fill the room of all."""
+WAITING_PER_CALLER: Final = 128
+"""Limit for one sampler, which submits at most 64 groups at once on each of two streams: no sampler may fill
+the room of all."""
 
 WAIT_S: Final = 5.0
 """Longest a sampler waits for its turn: a third of its deadline, so that it hears why it has no answer."""
@@ -123,12 +124,19 @@ class RequestQueue:
         return len(self._urgent) < WAITING_REQUESTS
 
     def put(self, decide: Decide[Any], caller: str | None) -> WaitingRequest:
-        """Put a request in its place. Raises RefusedError: BUSY; too many wait."""
+        """Put a request in its place, for WAIT_S at most if a sampler's.
+
+        Raises RefusedError: BUSY; too many wait.
+        """
         turns = self._turns_of(caller)
         if len(turns) >= WAITING_REQUESTS or (caller and turns.of(caller) >= WAITING_PER_CALLER):
             raise self.dropped("full")
-        request = WaitingRequest(decide, asyncio.get_running_loop().create_future(), caller)
+        loop = asyncio.get_running_loop()
+        request = WaitingRequest(decide, loop.create_future(), caller)
         turns.add(caller or "", request)
+        if caller is not None:
+            limit = loop.call_later(WAIT_S, self._give_up, request)
+            request.answer.add_done_callback(lambda _: limit.cancel())
         return request
 
     def take(self) -> WaitingRequest | None:
@@ -147,7 +155,7 @@ class RequestQueue:
             self._metrics.dropped_decisions.labels("gone").inc()
         return has_waited
 
-    def give_up(self, request: WaitingRequest) -> None:
+    def _give_up(self, request: WaitingRequest) -> None:
         """Refuse a request that has waited too long, if it still waits."""
         if self._turns_of(request.caller).remove(request.caller or "", request):
             request.give(self.dropped("late"))

@@ -29,7 +29,7 @@ from typing import Any, Final, TypeVar
 from node.coordinator.ledger.ledger_rows import LedgerEngine
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.transactions.fresh_groups import FreshGroups, is_winner
-from node.coordinator.transactions.request_queue import WAIT_S, RequestQueue, WaitingRequest
+from node.coordinator.transactions.request_queue import RequestQueue, WaitingRequest
 from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.decisions.decision import Answer, Batch, Decide, Decision
@@ -118,9 +118,6 @@ class RunLedger:
                 ``decide`` raises. Nothing was changed.
         """
         request = self._put(decide, caller)
-        limit = None
-        if caller is not None:
-            limit = asyncio.get_running_loop().call_later(WAIT_S, self._queue.give_up, request)
         try:
             answer: Answer = await request.answer
             return answer
@@ -128,9 +125,19 @@ class RunLedger:
             if not self._queue.withdraw(request):
                 request.when_decided(lambda answer: self.decide_unheard(undo(answer)))
             raise
-        finally:
-            if limit is not None:
-                limit.cancel()
+
+    def promise(self, decide: Decide[Answer], *, caller: str) -> "asyncio.Future[Answer]":
+        """Return a future of what ``decide`` of this class returns or raises, which takes no task to wait.
+
+        Cancelling it withdraws the decision, unless it is taken already: nothing undoes it.
+
+        Raises RefusedError: BUSY, where too many wait; DRAINING.
+        """
+        request = self._put(decide, caller)
+        request.answer.add_done_callback(
+            lambda answer: self._queue.withdraw(request) if answer.cancelled() else None
+        )
+        return request.answer
 
     def decide_unheard(self, decide: Decide[Any] | None) -> None:
         """Take a decision whose answer nobody waits for; none where too many wait, or when closing."""

@@ -39,11 +39,11 @@ class CallRates:
         self._set(key, tokens - 1, now)
         return 0.0
 
-    def reserve(self, key: Hashable, rate: Rate, *, now: float) -> float:
-        """Take a token in any case; return the seconds until it is there."""
-        tokens = self._tokens(key, rate, now) - 1
-        self._set(key, tokens, now)
-        return max(0.0, -tokens / rate.per_s)
+    def reserve(self, key: Hashable, rate: Rate, *, now: float, tokens: int = 1) -> float:
+        """Take so many tokens in any case; return the seconds until they are there."""
+        left = self._tokens(key, rate, now) - tokens
+        self._set(key, left, now)
+        return max(0.0, -left / rate.per_s)
 
     def charge_refusal(self, key: Hashable, rate: Rate, *, now: float) -> None:
         """Take what a refused call costs on top, even if the bucket does not hold it."""

@@ -144,21 +144,25 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         guarded: Handler = make(
             respond_many if handler.response_streaming else respond,
             request_deserializer=bounded_parser(
-                method, handler.request_deserializer, submission_bytes=self._limits.submission_bytes
+                method,
+                handler.request_deserializer,
+                submission_bytes=self._limits.submission_bytes,
+                most_fields=rule.most_fields,
             ),
             response_serializer=serialize if handler.response_streaming else None,
         )
         return guarded
 
-    def _pace(self, rpc: LiveRpc) -> Callable[[], float] | None:
-        """Return a function that returns how long a message has to wait by the rate; None: it has no rate.
+    def _pace(self, rpc: LiveRpc) -> Callable[[Any], float] | None:
+        """Return a function that returns how long a message has to wait by its rate; None: it has none.
 
         gRPC's flow control holds up the sender meanwhile.
         """
         if (rate := rpc.rule.message_rate) is None:
             return None
         key, reserve, monotonic = (rpc.account, "message"), self._rates.reserve, self._clock.monotonic
-        return lambda: reserve(key, rate, now=monotonic())
+        weight = rpc.rule.weight
+        return lambda message: reserve(key, rate, now=monotonic(), tokens=weight(message))
 
     def _charge_refused_messages(self, rpc: LiveRpc, refused: int) -> None:
         for _ in range(refused):

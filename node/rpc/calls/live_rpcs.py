@@ -42,7 +42,8 @@ class RpcLimits:
     """Longest a finite stream may wait for its next message, and any caller may take to read one; the second
     is looked at with each ``recheck``."""
     submission_bytes: int = ROLLOUT_MESSAGE_BYTES
-    """Largest SubmitRollouts request: of a run's largest group, where the hub knows it when it starts."""
+    """Largest SubmitRollouts request: of a run's largest group, where the hub knows it when it starts, or of
+    several small ones."""
     refusal_s: float = 2.0
     """Longest a refusal may take to be sent: to a caller that has stopped reading it never is."""
     impatient_s: float = 1.0

@@ -24,12 +24,17 @@ def first_message_s(method: str) -> float:
 
 
 def bounded_parser(
-    method: str, parse: Callable[[bytes], Any] | None, *, submission_bytes: int = ROLLOUT_MESSAGE_BYTES
+    method: str,
+    parse: Callable[[bytes], Any] | None,
+    *,
+    submission_bytes: int = ROLLOUT_MESSAGE_BYTES,
+    most_fields: int | None = None,
 ) -> Callable[[bytes], Any]:
     """Return a deserializer that never raises: gRPC would show the caller what it raised.
 
     For a message it cannot parse, it returns the RefusedError that ``parsed`` raises. The largest request of
-    SubmitRollouts has ``submission_bytes``; other rpcs have the limit of their service.
+    SubmitRollouts has ``submission_bytes``; other rpcs have the limit of their service. ``most_fields``: see
+    ``Rule``.
     """
     limit = submission_bytes if method == SUBMIT_ROLLOUTS else MESSAGE_BYTES[service_of(method)]
 
@@ -39,6 +44,8 @@ def bounded_parser(
                 Reason.OVER_LIMIT, f"a message of {len(content)} bytes, {service_of(method)} reads {limit}"
             )
         try:
+            if most_fields is not None and _has_more_fields(content, most_fields):
+                return RefusedError(Reason.OVER_LIMIT, f"more than {most_fields} fields in a message")
             return content if parse is None else parse(content)
         except Exception:
             is_compressed = content.startswith(_GZIP)
@@ -49,6 +56,41 @@ def bounded_parser(
             )
 
     return parse_bounded
+
+
+def _has_more_fields(content: bytes, most: int) -> bool:
+    """Whether an encoded message has more fields than ``most``, looking at no more of them.
+
+    Raises IndexError, ValueError: it is not a message.
+    """
+    at = fields = 0
+    while at < len(content) and fields <= most:
+        tag, at = _varint(content, at)
+        match tag & 7:
+            case 0:
+                _, at = _varint(content, at)
+            case 1:
+                at += 8
+            case 2:
+                size_bytes, at = _varint(content, at)
+                at += size_bytes
+            case 5:
+                at += 4
+            case kind:
+                raise ValueError(f"wire type {kind}")
+        fields += 1
+    return fields > most
+
+
+def _varint(content: bytes, at: int) -> tuple[int, int]:
+    """Return the number that is encoded at a place, and the place after it."""
+    number = shift = 0
+    while (byte := content[at]) & 0x80:
+        number |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if shift > 63:
+            raise ValueError("a number of more than 64 bits")
+    return number | byte << shift, at + 1
 
 
 def parsed(request: Any) -> Any:
@@ -64,7 +106,7 @@ async def requests(
     first_s: float,
     stall_s: float | None,
     yields_refusals: bool = False,
-    wait_s: Callable[[], float] | None = None,
+    wait_s: Callable[[Any], float] | None = None,
 ) -> AsyncIterator[Any]:
     """Yield a stream's requests.
 
@@ -84,7 +126,7 @@ async def requests(
                     message = await anext(messages)
         except StopAsyncIteration:
             return
-        if wait_s is not None and (pause_s := wait_s()):
+        if wait_s is not None and (pause_s := wait_s(message)):
             await asyncio.sleep(pause_s)
         yield message if yields_refusals else parsed(message)
         limit_s, what = stall_s, "the next message"

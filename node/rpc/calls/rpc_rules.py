@@ -8,6 +8,7 @@ from heterorl.v1 import common_pb2
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.rpc.calls.call_rates import Rate
+from node.values.limits import GROUPS_PER_REQUEST
 from node.values.run import MEMBER_ROLES, Role
 
 _RATE: Final = Rate(per_s=200, burst=4000, refused=20)
@@ -36,6 +37,14 @@ def _none(_: Any) -> int:
     return 0
 
 
+def _one(_: Any) -> int:
+    return 1
+
+
+def _groups_in(request: Any) -> int:
+    return 1 if isinstance(request, RefusedError) else 1 + len(request.further)
+
+
 def _not_taken_in(response: Any) -> int:
     return sum(answer.verdict != common_pb2.VERDICT_SPOOLED for answer in response.answers)
 
@@ -52,8 +61,13 @@ class Rule:
     """How often one peer may call it."""
     message_rate: Rate | None = None
     """How often one peer may send a message on its streams; more are read later. None: no limit."""
+    weight: Callable[[Any], int] = _one
+    """How many messages one that came counts as, by ``message_rate``; it may be a RefusedError, see below."""
     refusals: Callable[[Any], int] = _none
     """How many messages a response of a stream refuses: each takes what ``message_rate`` says on top."""
+    most_fields: int | None = None
+    """Most fields that a request may have, not counting those of its parts. Counted before it is parsed: an
+    empty part takes two bytes on the wire and a hundred in memory. None: no limit but its size."""
     is_answered_each: bool = False
     """Whether each message has an answer of its own: the servicer then gets those that cannot be read as
     the RefusedError that says why."""
@@ -88,7 +102,9 @@ RULES: Final[dict[str, Rule]] = {
         is_endless=True,
         rate=_JOIN_RATE,
         message_rate=_SUBMISSION_RATE,
+        weight=_groups_in,
         refusals=_not_taken_in,
+        most_fields=2 * GROUPS_PER_REQUEST,  # a later release may add some
         is_answered_each=True,
     ),
     "/heterorl.v1.RolloutService/DrainRollouts": Rule(_LEARNER, is_endless=True),

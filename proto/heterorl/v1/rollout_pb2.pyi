@@ -359,23 +359,32 @@ Global___ReleaseLeasesResponse: _TypeAlias = ReleaseLeasesResponse  # noqa: Y015
 
 @_typing.final
 class SubmitRolloutsRequest(_message.Message):
-    """Hands in a group."""
+    """Hands in one group, or several small ones that wait at the sampler."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     GROUP_FIELD_NUMBER: _builtins.int
+    FURTHER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def group(self) -> Global___EncodedGroup:
         """Without `spooled_at_s` and `sampler_id`."""
+
+    @_builtins.property
+    def further(self) -> _containers.RepeatedCompositeFieldContainer[Global___EncodedGroup]:
+        """More groups, each like `group`, and answered after it in their order. With `group` at most `groups_per_request`,
+        and 1 MiB of headers and columns together. Never sent before the coordinator has said how many it reads: one of
+        release 0.3 passes them over.
+        """
 
     def __init__(
         self,
         *,
         group: Global___EncodedGroup | None = ...,
+        further: _abc.Iterable[Global___EncodedGroup] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["group", b"group"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["further", b"further", "group", b"group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -423,23 +432,27 @@ Global___EncodedGroup: _TypeAlias = EncodedGroup  # noqa: Y015
 
 @_typing.final
 class SubmitRolloutsResponse(_message.Message):
-    """Answers to the oldest requests of the stream that have none yet."""
+    """Answers to the oldest groups of the stream that have none yet."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ANSWERS_FIELD_NUMBER: _builtins.int
+    GROUPS_PER_REQUEST_FIELD_NUMBER: _builtins.int
+    groups_per_request: _builtins.int
+    """How many groups a request of this stream may have from now on. Unset: one."""
     @_builtins.property
     def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubmissionAnswer]:
-        """One or more, in the order of the requests."""
+        """One or more, in the order in which the groups were sent."""
 
     def __init__(
         self,
         *,
         answers: _abc.Iterable[Global___SubmissionAnswer] | None = ...,
+        groups_per_request: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "groups_per_request", b"groups_per_request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -91,8 +91,10 @@ class RolloutServiceServicer(object):
 
     def SubmitRollouts(self, request_iterator, context):
         """Sampler only. Submits finished groups, as many as the caller likes without waiting for
-        answers: a coordinator that has no room stops reading. Each is answered when it is on disk, in the order of the
-        requests. The group id is the idempotency key: sending again is safe and answers `DUPLICATE`. The learner's
+        answers: a coordinator that has no room stops reading. Each is answered when it is on disk, in the order in which
+        they were sent. Several may travel in one request, once the coordinator has said that it reads so many
+        (`SubmitRolloutsResponse.groups_per_request`); a request that cannot be read has one answer. The group id is the
+        idempotency key: sending again is safe and answers `DUPLICATE`. The learner's
         verdict follows in a heartbeat.
 
         A refusal of one group is its answer (`SubmissionAnswer.reason`) and does not end the stream:

@@ -50,8 +50,10 @@ class RolloutServiceStub:
     """
     SubmitRollouts: _grpc.StreamStreamMultiCallable[_rollout_pb2.SubmitRolloutsRequest, _rollout_pb2.SubmitRolloutsResponse]
     """Sampler only. Submits finished groups, as many as the caller likes without waiting for
-    answers: a coordinator that has no room stops reading. Each is answered when it is on disk, in the order of the
-    requests. The group id is the idempotency key: sending again is safe and answers `DUPLICATE`. The learner's
+    answers: a coordinator that has no room stops reading. Each is answered when it is on disk, in the order in which
+    they were sent. Several may travel in one request, once the coordinator has said that it reads so many
+    (`SubmitRolloutsResponse.groups_per_request`); a request that cannot be read has one answer. The group id is the
+    idempotency key: sending again is safe and answers `DUPLICATE`. The learner's
     verdict follows in a heartbeat.
 
     A refusal of one group is its answer (`SubmissionAnswer.reason`) and does not end the stream:
@@ -101,8 +103,10 @@ class RolloutServiceAsyncStub(RolloutServiceStub):
     """
     SubmitRollouts: _aio.StreamStreamMultiCallable[_rollout_pb2.SubmitRolloutsRequest, _rollout_pb2.SubmitRolloutsResponse]  # type: ignore[assignment]
     """Sampler only. Submits finished groups, as many as the caller likes without waiting for
-    answers: a coordinator that has no room stops reading. Each is answered when it is on disk, in the order of the
-    requests. The group id is the idempotency key: sending again is safe and answers `DUPLICATE`. The learner's
+    answers: a coordinator that has no room stops reading. Each is answered when it is on disk, in the order in which
+    they were sent. Several may travel in one request, once the coordinator has said that it reads so many
+    (`SubmitRolloutsResponse.groups_per_request`); a request that cannot be read has one answer. The group id is the
+    idempotency key: sending again is safe and answers `DUPLICATE`. The learner's
     verdict follows in a heartbeat.
 
     A refusal of one group is its answer (`SubmissionAnswer.reason`) and does not end the stream:
@@ -167,8 +171,10 @@ class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_rollout_pb2.SubmitRolloutsResponse], _abc.AsyncIterator[_rollout_pb2.SubmitRolloutsResponse]]:
         """Sampler only. Submits finished groups, as many as the caller likes without waiting for
-        answers: a coordinator that has no room stops reading. Each is answered when it is on disk, in the order of the
-        requests. The group id is the idempotency key: sending again is safe and answers `DUPLICATE`. The learner's
+        answers: a coordinator that has no room stops reading. Each is answered when it is on disk, in the order in which
+        they were sent. Several may travel in one request, once the coordinator has said that it reads so many
+        (`SubmitRolloutsResponse.groups_per_request`); a request that cannot be read has one answer. The group id is the
+        idempotency key: sending again is safe and answers `DUPLICATE`. The learner's
         verdict follows in a heartbeat.
 
         A refusal of one group is its answer (`SubmissionAnswer.reason`) and does not end the stream:

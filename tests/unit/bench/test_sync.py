@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from bench.held_policy import HeldPolicy
+from bench.shared.measure import percentile
 from bench.sync_lab import network, report
-from bench.sync_lab.lab import Facts, percentile
+from bench.sync_lab.lab import Facts, steady_goodput
 from bench.sync_lab.network import Line
-from bench.sync_lab.tcp_stream import steady_goodput
 from bench.sync_lab.versions import Model, load_artifact, load_layout, model_layout, publish_versions
-from bench.whole_versions import WholeVersion
 from node.identity.signatures import SigningKey
 from node.weights.format.manifest import verify_signed
+from support.whole_version import WholeVersion
 
 TINY = Model(layers=1, vocabulary=64)
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from bench.weights.__main__ import compare, main
 from bench.weights.formats import RIVALS, Format, Tensor, bound_bytes
-from bench.weights.pairs import Pair, PairError, drawn_pair, load_pair
+from bench.weights.pairs import Pair, PairError, load_pair
 from bench.weights.record import table
 from support.exponent_conditioned import trained_step, trained_words
 
@@ -147,14 +147,6 @@ def test_every_implementation_of_ours_gives_a_delta_of_the_same_size() -> None:
     lines = list(compare(pair(), only=["ours"], repetitions=1, implementations=["best", "portable", "numpy"]))
     assert [line["implementation"] for line in lines][1:] == ["C, portable", "numpy"]
     assert len({line["bytes"] for line in lines}) == 1
-
-
-def test_a_drawn_pair_changes_as_a_trained_one() -> None:
-    drawn = drawn_pair(100_000, step=3e-7)
-    small = (drawn.base & 0x7FFF) < 0x3B00
-    changed = drawn.base != drawn.words
-    assert 0.001 < changed.mean() < 0.05
-    assert changed[small].mean() > 4 * changed[~small].mean()
 
 
 def test_the_record_is_made_into_a_table(lines: list[dict[str, Any]]) -> None:

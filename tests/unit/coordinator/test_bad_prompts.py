@@ -5,14 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from node.coordinator.work.slots.bad_prompts import (
-    BAD_PROMPTS,
-    LONGEST_RETRY_S,
-    Aside,
-    BadPrompts,
-    PromptFacts,
-    Report,
-)
+from node.coordinator.work.slots import bad_prompts as slots_bad_prompts
+from node.coordinator.work.slots.bad_prompts import LONGEST_RETRY_S, Aside, BadPrompts, PromptFacts, Report
 from node.values.fact import Gone
 from node.values.groups.failure import BadPrompt, Failure
 from support.present import present
@@ -158,14 +152,16 @@ def test_a_clock_that_was_ahead_keeps_no_prompt_aside() -> None:
     assert bad_prompts.aside(7, "c", now=0) is Aside.NOT
 
 
-def test_the_newest_are_shown_first_and_the_oldest_forgotten() -> None:
+def test_the_newest_are_shown_first_and_the_oldest_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 8
+    monkeypatch.setattr(slots_bad_prompts, "BAD_PROMPTS", most)
     bad_prompts = BadPrompts(retry_s=600)
-    for number in range(BAD_PROMPTS + 2):
+    for number in range(most + 2):
         fail_unseen(bad_prompts, number, now=number)
-    fail_unseen(bad_prompts, 2, now=BAD_PROMPTS + 1000)
-    assert len(bad_prompts) == BAD_PROMPTS
-    assert [bad.prompt_index for bad in bad_prompts.newest(2)] == [2, BAD_PROMPTS + 1]
+    fail_unseen(bad_prompts, 2, now=most + 1000)
+    assert len(bad_prompts) == most
+    assert [bad.prompt_index for bad in bad_prompts.newest(2)] == [2, most + 1]
     assert 1 not in bad_prompts
-    fail_unseen(bad_prompts, BAD_PROMPTS + 2, now=BAD_PROMPTS + 1001)
+    fail_unseen(bad_prompts, most + 2, now=most + 1001)
     assert 2 in bad_prompts  # the oldest to be abandoned first, and the newest to be abandoned last
     assert 3 not in bad_prompts

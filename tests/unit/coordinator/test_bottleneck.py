@@ -124,6 +124,7 @@ def test_a_situation_has_its_bound(situation: Mapping[str, Any], by: BoundBy) ->
         ({"prompt lease: prompts": 4}, {}, "coordinator.prompt_retry_s"),
         ({SHARE: 4}, {"tightest_limit": "concurrency"}, "coordinator.concurrency_groups"),
         ({"graders": 2, "": 2}, {}, "sampler.grader_processes"),
+        ({"groups at once": 1, "": 2}, {}, "sampler.concurrency_groups"),
         (GENERATE, {"withheld_by": NEWCOMERS}, "coordinator.newcomers_part"),
         ({AT_LIMIT: 1, "task that works": 9}, {}, "coordinator.concurrency_groups"),
     ],

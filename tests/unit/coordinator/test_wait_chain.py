@@ -27,7 +27,7 @@ from node.coordinator.fleet.wait_chain import (
 from node.rpc import clock_comparison
 from node.values.bottleneck import Bottleneck
 from node.values.run import Headline, RunStatus, Wait
-from sampler.rollouts.leasing import BACKLOGS, BOUNDS
+from sampler.rollouts.leasing import BACKLOGS, BOUNDS, TOO_FEW_GROUPS
 
 FACTS = Facts(
     version=7,
@@ -234,6 +234,7 @@ def test_every_wait_that_our_code_can_name_has_a_remedy() -> None:
         *(ROLLOUT_GROUPS, "contributors", "contributions"),  # a learner that merges
         "newest ledger",
         "prompt lease",
+        TOO_FEW_GROUPS,
         *BACKLOGS.values(),
         *map(str, clock_comparison.AwaitedClock),
         *(contributor_state.LEARNER, contributor_state.GROUPS, contributor_state.MERGED),

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from learner.model.micro_batches import collate, micro_batches, objective_batch, row_lengths
+from learner.model.micro_batches import collate, objective_batch, token_rows
+from learner.model.step_rows import PaddedRows
 from node.values.groups.rollout import RolloutGroup
 from support.groups import SAMPLING, make_completion, make_group, with_replies
 
@@ -41,7 +42,7 @@ def groups() -> list[RolloutGroup]:
 
 def test_rows_are_the_completions_of_all_groups_in_order() -> None:
     prompt_tokens = len(groups()[0].prompt_token_ids)
-    assert row_lengths(groups()) == [prompt_tokens + 2, prompt_tokens + 1, prompt_tokens]
+    assert [len(row) for row in token_rows(groups())] == [prompt_tokens + 2, prompt_tokens + 1, prompt_tokens]
 
 
 @pytest.mark.parametrize(
@@ -57,9 +58,9 @@ def test_rows_are_the_completions_of_all_groups_in_order() -> None:
 def test_runs_fill_their_budget_longest_first_and_a_long_row_is_alone(
     budget: int, cut: list[list[int]]
 ) -> None:
-    lengths = (5, 6, 4, 4)
-    assert micro_batches(range(4), lengths=lengths, budget_tokens=budget) == cut
-    assert micro_batches([], lengths=lengths, budget_tokens=budget) == []
+    rows = PaddedRows((5, 6, 4, 4))
+    assert rows.share_out(shares=1, budget_tokens=budget) == [cut]
+    assert PaddedRows(()).share_out(shares=1, budget_tokens=budget) == [[]]
 
 
 def test_rows_are_padded_on_the_right_and_every_token_of_a_completion_is_a_target() -> None:
@@ -83,7 +84,7 @@ def test_a_pack_has_what_rows_share_once_and_predicts_each_target_where_its_row_
     assert batch.positions.tolist() == [1, 2, 4, 1, 2, 3]
     assert batch.target_ids.tolist() == [5, 8, 9, 5, 6, 7]
     assert batch.places.tolist() == [3, 4, 5, 0, 1, 2]
-    assert (batch.tokens, batch.pack is None) == (5, False)
+    assert batch.pack is not None
 
 
 @pytest.mark.parametrize("packed", [True, False])

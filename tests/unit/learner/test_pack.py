@@ -153,8 +153,8 @@ def test_buckets_pad_a_quarter_at_most_or_less_than_a_call_costs(seed: int, long
     [
         (torch.ones(1, 1, 3, 3, dtype=torch.bool), {}),
         (None, {}),
-        (torch.empty(1, 1, 0, 0), {"softcap": 30.0}),
-        (torch.empty(1, 1, 0, 0), {"s_aux": torch.zeros(4)}),
+        (torch.empty(1, 1, 0, 0), {"position_bias": torch.zeros(1, 4, 3, 3)}),
+        (torch.empty(1, 1, 0, 0), {"output_attentions": True}),
         (torch.empty(1, 1, 0, 0), {"dropout": 0.1}),
     ],
 )

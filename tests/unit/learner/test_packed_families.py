@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from learner.model.micro_batches import collate
+from learner.model.model import Policy, ScoringModel
 from learner.model.packed_families import FAMILIES, adopt_packs
 from learner.model.scorer import TokenScorer
 from support.float64 import StaysWide
@@ -33,8 +34,9 @@ EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "
 SETTINGS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("mistral", "ministral", "qwen2", "qwen3", "smollm3", "starcoder2", "phi3"), WINDOW),
     **dict.fromkeys(("gemma3_text", "olmo3", "cohere2", "exaone4"), WINDOW),
-    **dict.fromkeys(("mixtral", "qwen3_moe"), EXPERTS | WINDOW),
-    **dict.fromkeys(("olmoe", "granitemoe", "phimoe"), EXPERTS),
+    **dict.fromkeys(("gemma2", "vaultgemma"), WINDOW | {"attn_logit_softcapping": 0.5}),
+    **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"), EXPERTS | WINDOW),
+    **dict.fromkeys(("olmoe", "granitemoe", "granitemoeshared", "phimoe"), EXPERTS),
     "glm4_moe": EXPERTS | {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1},
     "granite": {"logits_scaling": 4.0, "residual_multiplier": 0.5, "embedding_multiplier": 3.0},
 }
@@ -74,16 +76,22 @@ def test_logprobs_and_gradients_of_a_pack_are_those_of_its_rows(family: str) -> 
     torch.testing.assert_close(gradient, right, rtol=1e-9, atol=1e-9 * float(right.abs().max()))
 
 
-@pytest.mark.parametrize("family", ["gemma2", "lfm2", "qwen3_next", "stablelm"])
-def test_another_family_goes_row_by_row_and_the_log_says_so_once(
-    family: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("family", ["nemotron", "lfm2", "qwen3_next", "stablelm"])
+def test_another_family_goes_row_by_row(family: str) -> None:
+    scorer = TokenScorer(made(family), compute_dtype=None, tried=None)
+    assert not scorer.reads_packs
+    assert [why for what, why in scorer.slower.items() if "row by row" in what]
+    assert not scorer.step_rows(groups_with_replies(3), packing="prefixes").is_packed
+
+
+def test_the_log_says_once_in_a_process_that_its_model_goes_row_by_row(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        scorer = TokenScorer(made(family), compute_dtype=None, tried=None)
-    assert not scorer.reads_packs
-    [said] = [record for record in caplog.records if record.name == "learner.model.packed_families"]
-    assert said.__dict__["family"] == family
-    assert not scorer.step_rows(groups_with_replies(3), packing="prefixes").is_packed
+        Policy(made("stablelm"))
+        ScoringModel(made("stablelm"))
+    [said] = [record for record in caplog.records if "row by row" in record.message]
+    assert said.__dict__["family"] == "stablelm"
 
 
 def with_positions_of_its_own(model: PreTrainedModel) -> None:
@@ -127,7 +135,7 @@ def test_a_model_that_would_be_wrong_with_packs_goes_row_by_row(
     model = made(family)
     before, _ = scored(TokenScorer(made(family), compute_dtype=None, tried=None), packed=False)
     spoil(model)
-    assert not adopt_packs(model, tried=None)
+    assert adopt_packs(model, tried=None)
     scorer = TokenScorer(model, compute_dtype=None, tried=None)
     assert not scorer.reads_packs
     torch.testing.assert_close(scored(scorer, packed=False)[0], before, rtol=0, atol=0)
@@ -135,11 +143,12 @@ def test_a_model_that_would_be_wrong_with_packs_goes_row_by_row(
 
 @pytest.mark.parametrize("rope", [{"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}])
 def test_positions_that_depend_on_the_longest_row_keep_a_model_from_packs(rope: dict[str, Any]) -> None:
-    assert not adopt_packs(made("llama", rope_parameters=rope), tried=None)
+    assert adopt_packs(made("llama", rope_parameters=rope), tried=None)
 
 
-def test_rows_of_a_model_that_reads_packs_are_computed_as_ever_to_the_bit() -> None:
-    plain, packing = made("qwen3"), made("qwen3")
-    assert adopt_packs(packing, tried=None)
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "gpt_oss"])
+def test_rows_of_a_model_that_reads_packs_are_computed_as_ever_to_the_bit(family: str) -> None:
+    plain, packing = made(family), made(family)
+    assert adopt_packs(packing, tried=None) is None
     ids = torch.arange(24).view(2, 12) % 44
     assert torch.equal(plain(input_ids=ids).logits, packing(input_ids=ids).logits)

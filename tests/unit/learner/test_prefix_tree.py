@@ -36,10 +36,13 @@ def test_every_token_that_differs_or_follows_one_is_read_once(rows: list[list[in
 def test_packs_have_every_row_once_within_the_budget_and_every_share_has_as_many(
     rows: list[list[int]], shares: int, budget: int, parts: int
 ) -> None:
-    shared = PrefixTree.of(arrays(rows)).share_out(shares=shares, budget_tokens=budget, parts=parts)
+    tree = PrefixTree.of(arrays(rows))
+    shared = tree.share_out(shares=shares, budget_tokens=budget, parts=parts)
     assert len(shared) == shares
     assert len({len(share) for share in shared}) == 1
     packs = [[rows[row] for row in pack] for share in shared for pack in share]
+    read = [tree.tokens_read(pack) for share in shared for pack in share]
+    assert read == [distinct(pack) for pack in packs]
     assert sorted(row for share in shared for pack in share for row in pack) == list(range(len(rows)))
     for pack in packs:
         assert distinct(pack) <= budget or len({tuple(row) for row in pack}) == 1

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +14,9 @@ import pytest
 import torch
 
 from learner.config import LearnerConfig
-from learner.model.micro_batches import micro_batches, row_lengths, share_out
+from learner.model.micro_batches import token_rows
 from learner.model.rank_exchanges import Instruction
+from learner.model.step_rows import PaddedRows
 from learner.ranks.errors import is_out_of_memory
 from learner.ranks.fates import Child, Neighbour
 from learner.ranks.meeting import check_world_size
@@ -98,8 +98,8 @@ def test_an_objective_of_ones_own_that_is_not_configured_is_not_imported() -> No
 
 
 def test_rows_are_shared_out_by_length_in_as_many_micro_batches_each() -> None:
-    lengths = row_lengths(groups_with_replies(0))
-    shares = share_out(lengths, shares=3, cut=partial(micro_batches, lengths=lengths, budget_tokens=20))
+    lengths = [len(row) for row in token_rows(groups_with_replies(0))]
+    shares = PaddedRows(lengths).share_out(shares=3, budget_tokens=20)
     assert len({len(share) for share in shares}) == 1
     dealt = [row for share in shares for part in share for row in part]
     assert sorted(dealt) == list(range(len(lengths)))
@@ -108,7 +108,6 @@ def test_rows_are_shared_out_by_length_in_as_many_micro_batches_each() -> None:
 
 
 def test_more_ranks_than_rows_leave_some_idle() -> None:
-    lengths = row_lengths(groups_with_replies(0))
-    cut = partial(micro_batches, lengths=lengths, budget_tokens=20)
-    shares = share_out(lengths, shares=len(lengths) + 2, cut=cut)
+    lengths = [len(row) for row in token_rows(groups_with_replies(0))]
+    shares = PaddedRows(lengths).share_out(shares=len(lengths) + 2, budget_tokens=20)
     assert [share == [[]] for share in shares].count(True) == 2

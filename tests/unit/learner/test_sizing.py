@@ -95,6 +95,26 @@ def test_activations_are_what_autograd_saves(family: str, compute_bytes: int) ->
     assert said - logits <= found
 
 
+def test_keys_and_values_are_kept_for_every_row_that_shares_them() -> None:
+    shape = ModelShape.of_config({"model_type": "llama", **SIZES}, name="hand")
+    layout = RankLayout(micro_batch_tokens=100)
+    once, thrice = (
+        rank_memory(shape, layout, compute_bytes=2, keys_a_token=each)["activations"] for each in (1.0, 3.0)
+    )
+    # Three layers keep two heads of 16, twice, in two bytes, for two more rows of each of 100 tokens.
+    assert thrice - once == 3 * 2 * (2 * 16) * 2 * 2 * 100
+
+
+def test_a_long_prompt_of_many_completions_takes_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    needed = []
+    for prompt in ("1", "1000"):
+        asked = ["0.6B", "--gpus", "1", "--memory", "80", "--row", "1200", "--prompt", prompt, "--json"]
+        assert main(["plan", *asked]) == ExitCode.DRAINED
+        needed.append(json.loads(capsys.readouterr().out)["layouts"][0]["memory"]["activations"])
+    # 9600 tokens of rows, of which the model reads 2600; 28 layers, 8 heads of 128.
+    assert needed[1] - needed[0] == pytest.approx(28 * 16_384 * 2 * 1024 * 2 * (9600 / 2600 - 1), rel=0.01)
+
+
 def test_what_a_rank_holds_is_sixteen_bytes_a_parameter_over_the_shards() -> None:
     shape = ModelShape.of_size("8B")
     for shards in (1, 2, 4):

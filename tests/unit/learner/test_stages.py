@@ -16,7 +16,8 @@ from transformers import (
 )
 
 from learner.model import sliced_loading
-from learner.model.micro_batches import collate, even_micro_batches, padded, row_lengths
+from learner.model.micro_batches import collate, padded, token_rows
+from learner.model.step_rows import PaddedRows
 from learner.ranks.shards.stages import check_stages, keep_stage, layers_of
 from node.errors import StartupError
 from support.made_up_groups import groups_with_replies
@@ -120,11 +121,11 @@ def test_a_family_whose_layers_share_more_than_hidden_states_is_refused(
 
 
 def test_micro_batches_for_stages_are_even_within_the_budget_and_enough() -> None:
-    lengths = row_lengths(groups_with_replies(0))
-    rows, longest = range(len(lengths)), max(lengths)
-    for budget, parts in ((1000, 4), (2 * longest, 2), (1, 1)):
-        cut = even_micro_batches(rows, lengths=lengths, budget_tokens=budget, parts=parts)
-        assert sorted(row for part in cut for row in part) == list(rows)
+    lengths = [len(row) for row in token_rows(groups_with_replies(0))]
+    longest = max(lengths)
+    for budget, parts in ((1000, 4), (2 * longest, 2), (1, 2)):
+        [cut] = PaddedRows(lengths).share_out(shares=1, budget_tokens=budget, parts=parts)
+        assert sorted(row for part in cut for row in part) == list(range(len(lengths)))
         assert len({len(part) for part in cut[:-1]}) <= 1
         assert len(cut) >= parts
         assert len(cut[0]) == 1 or len(cut[0]) * longest <= budget

@@ -25,13 +25,14 @@ from support.made_up_groups import (
     groups_with_replies,
     made_up_groups,
     nearby,
+    shared_policy,
 )
 from support.step_settings import changed, make_step_settings
 
 
 @cache
 def near_groups(model_dir: Path, seed: int) -> list[RolloutGroup]:
-    return nearby(made_up_groups(seed), float64_policy(model_dir))
+    return nearby(made_up_groups(seed), shared_policy(model_dir))
 
 
 def settings_of(name: str, **changes: object) -> StepSettings:
@@ -50,11 +51,11 @@ def settings_of(name: str, **changes: object) -> StepSettings:
 def test_micro_batches_change_no_gradient_of_any_objective(model_dir: Path, name: str) -> None:
     groups = near_groups(model_dir, 1)
     settings = settings_of(name)
-    expected, whole = gradient_of(float64_policy(model_dir), groups, settings)
+    expected, whole = gradient_of(shared_policy(model_dir), groups, settings)
     assert float(expected.norm()) > 1e-6
     for budget, packing in ((1, "prefixes"), (17, "prefixes"), (17, "none")):
         small = changed(settings, micro_batch_tokens=budget, packing=packing)
-        actual, cut = gradient_of(float64_policy(model_dir), groups, small)
+        actual, cut = gradient_of(shared_policy(model_dir), groups, small)
         torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
         assert math.isclose(cut.loss, whole.loss, rel_tol=1e-9)
         for field in ("kl_nats", "ess_ratio", "clip_fraction", "surprisal_nats", "tokens"):
@@ -73,8 +74,8 @@ def test_no_objective_sees_what_the_columns_hold_of_replies(model_dir: Path, nam
         return replace(completion, behaviour_logprob=logprob, policy_version=version)
 
     others = [replace(group, completions=tuple(map(overwritten, group.completions))) for group in groups]
-    expected, outcome = gradient_of(float64_policy(model_dir), groups, settings_of(name))
-    actual, other = gradient_of(float64_policy(model_dir), others, settings_of(name))
+    expected, outcome = gradient_of(shared_policy(model_dir), groups, settings_of(name))
+    actual, other = gradient_of(shared_policy(model_dir), others, settings_of(name))
     assert torch.equal(actual, expected)
     assert other == outcome
     assert outcome.numbers.tokens == sum(group.drawn_tokens for group in groups)
@@ -83,10 +84,10 @@ def test_no_objective_sees_what_the_columns_hold_of_replies(model_dir: Path, nam
 def test_micro_batches_change_nothing_under_a_discount_by_sample_size(model_dir: Path) -> None:
     groups = near_groups(model_dir, 1)
     settings = settings_of("gepo", staleness_discount="sample_size")
-    expected, _ = gradient_of(float64_policy(model_dir), groups, settings)
-    actual, _ = gradient_of(float64_policy(model_dir), groups, changed(settings, micro_batch_tokens=17))
+    expected, _ = gradient_of(shared_policy(model_dir), groups, settings)
+    actual, _ = gradient_of(shared_policy(model_dir), groups, changed(settings, micro_batch_tokens=17))
     undiscounted, _ = gradient_of(
-        float64_policy(model_dir), groups, changed(settings, staleness_discount="none")
+        shared_policy(model_dir), groups, changed(settings, staleness_discount="none")
     )
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
     assert not torch.allclose(actual, undiscounted)
@@ -112,8 +113,8 @@ def test_only_objectives_that_need_the_whole_batch_run_the_model_twice(
 
 def test_the_divergence_of_each_group_is_the_mean_over_its_tokens(model_dir: Path) -> None:
     groups = near_groups(model_dir, 2)
-    _, outcome = gradient_of(float64_policy(model_dir), groups, settings_of("gepo"))
-    alone = [gradient_of(float64_policy(model_dir), [group], settings_of("gepo"))[1] for group in groups]
+    _, outcome = gradient_of(shared_policy(model_dir), groups, settings_of("gepo"))
+    alone = [gradient_of(shared_policy(model_dir), [group], settings_of("gepo"))[1] for group in groups]
     assert outcome.kl_nats_of_groups == pytest.approx([one.numbers.kl_nats for one in alone])
     tokens = [one.numbers.tokens for one in alone]
     mean = sum(kl * n for kl, n in zip(outcome.kl_nats_of_groups, tokens, strict=True)) / sum(tokens)
@@ -123,14 +124,14 @@ def test_the_divergence_of_each_group_is_the_mean_over_its_tokens(model_dir: Pat
 @pytest.mark.parametrize("name", MENU)
 def test_groups_of_equal_rewards_teach_nothing_by_any_objective(model_dir: Path, name: str) -> None:
     """The policies are apart, so that the pull towards the sampler has a gradient; kl_coefficient is 0.1."""
-    policy = float64_policy(model_dir)
+    policy = shared_policy(model_dir)
     equal = nearby(made_up_groups(3, reward=0.1), policy)
     gradient, outcome = gradient_of(policy, equal, settings_of(name))
     assert (gradient == 0).all()
     assert (outcome.numbers.teaching_groups, outcome.is_finite, outcome.is_applied) == (0, True, False)
     assert outcome.numbers.gradient_norm > 0
     mixed = [equal[0], *near_groups(model_dir, 3)[1:]]
-    _, outcome = gradient_of(float64_policy(model_dir), mixed, settings_of(name, micro_batch_tokens=17))
+    _, outcome = gradient_of(shared_policy(model_dir), mixed, settings_of(name, micro_batch_tokens=17))
     assert 1 <= outcome.numbers.teaching_groups < len(mixed)
     assert outcome.is_applied
 
@@ -207,16 +208,16 @@ def test_a_fast_step_that_goes_wrong_takes_everything_back(model_dir: Path, rate
 @pytest.mark.parametrize("name", ["gepo", "tis"])
 def test_few_effective_completions_make_a_small_step(model_dir: Path, name: str) -> None:
     """The factor is of whole completions' ratios, neither truncated nor per token, whatever the objective."""
-    groups, policy, weights = near_groups(model_dir, 4), float64_policy(model_dir), []
+    groups, policy, weights = near_groups(model_dir, 4), shared_policy(model_dir), []
     for group in groups:
         for one in group.completions:
             prompt, temperature = group.prompt_token_ids, group.sampling.temperature
             logprob = completion_logprob(policy, prompt, one.token_ids, temperature=temperature)
             weights.append(math.exp(logprob.sum().item() - float(one.behaviour_logprob.sum(dtype=float))))
     ess_ratio = sum(weights) ** 2 / (len(weights) * sum(weight**2 for weight in weights))
-    plain, _ = gradient_of(float64_policy(model_dir), groups, settings_of(name))
+    plain, _ = gradient_of(shared_policy(model_dir), groups, settings_of(name))
     scaled, _ = gradient_of(
-        float64_policy(model_dir), groups, settings_of(name, scales_rate_by_sample_size=True)
+        shared_policy(model_dir), groups, settings_of(name, scales_rate_by_sample_size=True)
     )
     assert ess_ratio < 0.9
     torch.testing.assert_close(scaled, math.sqrt(ess_ratio) * plain, rtol=1e-6, atol=1e-12)

@@ -28,6 +28,7 @@ from support.made_up_groups import (
     gradient_of,
     groups_with_replies,
     made_up_groups,
+    shared_policy,
 )
 from support.objective_batches import group_expectation_weight
 from support.step_settings import changed, make_step_settings
@@ -84,20 +85,20 @@ def test_replies_are_read_and_neither_trained_on_nor_counted(model_dir: Path) ->
     reply = np.where(completion.drawn, completion.token_ids, (completion.token_ids + 1) % 42).astype(np.int32)
     changed = replace(group, completions=(replace(completion, token_ids=reply), *others))
     assert not completion.drawn.all()
-    assert not torch.allclose(gradient_of(float64_policy(model_dir), [changed, *rest], SETTINGS)[0], expected)
+    assert not torch.allclose(gradient_of(shared_policy(model_dir), [changed, *rest], SETTINGS)[0], expected)
 
 
 def test_the_order_of_groups_and_completions_changes_no_result(model_dir: Path) -> None:
     groups = made_up_groups(2)
     turned = [replace(group, completions=group.completions[::-1]) for group in reversed(groups)]
-    expected, _ = gradient_of(float64_policy(model_dir), groups, SETTINGS)
-    actual, _ = gradient_of(float64_policy(model_dir), turned, SETTINGS)
+    expected, _ = gradient_of(shared_policy(model_dir), groups, SETTINGS)
+    actual, _ = gradient_of(shared_policy(model_dir), turned, SETTINGS)
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_equal_rewards_move_nothing_whatever_the_pull_towards_the_sampler(model_dir: Path) -> None:
     for settings in (SETTINGS, changed(SETTINGS, kl_coefficient=0.0), changed(SETTINGS, fast_steps=2)):
-        gradient, outcome = gradient_of(float64_policy(model_dir), made_up_groups(3, reward=0.1), settings)
+        gradient, outcome = gradient_of(shared_policy(model_dir), made_up_groups(3, reward=0.1), settings)
         assert (gradient == 0).all()
         assert outcome.is_finite
         assert not outcome.is_applied
@@ -156,7 +157,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_parameters_alone(model_dir: Pa
 
 def test_a_long_gradient_is_scaled_to_the_clip(model_dir: Path) -> None:
     settings = changed(SETTINGS, gradient_clip_norm=1e-3)
-    gradient, outcome = gradient_of(float64_policy(model_dir), made_up_groups(0), settings)
+    gradient, outcome = gradient_of(shared_policy(model_dir), made_up_groups(0), settings)
     assert math.isclose(float(gradient.norm()), 1e-3, rel_tol=1e-2)
     assert outcome.numbers.gradient_norm > 1e-3
 
@@ -184,3 +185,18 @@ def test_each_group_counts_as_much_as_its_age_leaves(
     discount = dict(zip(batch.group_index.tolist(), batch.discount.tolist(), strict=True))  # type: ignore[union-attr]
     assert discount == pytest.approx(dict(enumerate(expected)))
     assert sorted(set(batch.staleness_versions.tolist())) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("packing", ["none", "prefixes"])
+def test_a_step_says_how_many_positions_the_model_read_and_how_many_tokens_differ(
+    model_dir: Path, packing: str
+) -> None:
+    completions = tuple(
+        make_completion(length, token_ids=np.arange(9, 9 + length, dtype=np.int32), reward=length)
+        for length in (2, 4)
+    )
+    group = make_group(prompt_token_ids=np.array([1, 2, 3], np.int32), completions=completions)
+    settings = changed(SETTINGS, packing=packing)
+    _, outcome = gradient_of(float64_policy(model_dir), [group], settings)
+    numbers = outcome.numbers
+    assert (numbers.read_tokens, numbers.distinct_tokens) == ((12, 10) if packing == "none" else (6, 6))

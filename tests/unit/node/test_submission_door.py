@@ -11,11 +11,13 @@ from prometheus_client import CollectorRegistry
 from heterorl.v1 import common_pb2, rollout_pb2
 from node.coordinator.requests import submission_door
 from node.coordinator.requests.submission_door import SubmissionDoor
+from node.coordinator.work.decisions.submitted_groups import Submitted
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.values.groups.rollout import EncodedGroup
 from node.values.groups.verdict import Verdict
+from node.values.limits import GROUPS_PER_REQUEST
 from node.values.run import Role
 from node.wire.rollouts import submission_to_wire
 from support.refusals import refused
@@ -45,10 +47,10 @@ class Hub:
 
         self.door = SubmissionDoor(count_refusal=count, metrics=TransferMetrics(self.registry), **bounds)
 
-    async def take(self, group: EncodedGroup) -> tuple[Verdict, str]:
+    async def take(self, group: EncodedGroup) -> Submitted:
         self.taken.append(group)
         await self.late.get(group.group_id, self.disk).wait()
-        return Verdict.SPOOLED, group.group_id
+        return Submitted(Verdict.SPOOLED, group.group_id)
 
     async def requests(self, items: "tuple[Item, ...]") -> AsyncIterator[Item]:
         for item in items:
@@ -72,8 +74,8 @@ class Hub:
         return self.registry.get_sample_value("heterorl_node_submission_bytes")
 
 
-def plain(group_id: str, size_bytes: int = 5) -> rollout_pb2.SubmitRolloutsRequest:
-    return submission_to_wire(EncodedGroup(b"", bytes(size_bytes), group_id))
+def plain(*group_ids: str, size_bytes: int = 5) -> rollout_pb2.SubmitRolloutsRequest:
+    return submission_to_wire(*(EncodedGroup(b"", bytes(size_bytes), name) for name in group_ids))
 
 
 async def test_a_group_counts_for_the_sampler_whose_connection_it_comes_over() -> None:
@@ -89,7 +91,7 @@ async def test_a_group_counts_for_the_sampler_whose_connection_it_comes_over() -
 async def test_a_refusal_is_one_groups_answer_and_counted_and_the_stream_goes_on() -> None:
     here = Hub()
     unreadable = RefusedError(Reason.MALFORMED, "not a message")
-    answers = await here.answers(plain("0.1"), plain("1.1", 101), unreadable, plain("2.1"))
+    answers = await here.answers(plain("0.1"), plain("1.1", size_bytes=101), unreadable, plain("2.1"))
     assert [(answer.verdict, answer.reason) for answer in answers] == [
         (SPOOLED, ""),
         (common_pb2.VERDICT_UNSPECIFIED, Reason.OVER_LIMIT),
@@ -97,6 +99,49 @@ async def test_a_refusal_is_one_groups_answer_and_counted_and_the_stream_goes_on
         (SPOOLED, ""),
     ]
     assert here.refusals == {Reason.OVER_LIMIT: 1, Reason.MALFORMED: 1}
+
+
+async def test_groups_of_one_request_are_decided_and_answered_each_for_itself() -> None:
+    here = Hub()
+    several = plain("0.1", "1.1", "2.1", "3.1")
+    several.further[0].sampler_id = "sampler-2"
+    several.further[1].columns = bytes(101)
+    answers = await here.answers(several, plain("4.1"))
+    assert [answer.reason or answer.detail for answer in answers] == [
+        "0.1",
+        Reason.WRONG_ROLE,
+        Reason.OVER_LIMIT,
+        "3.1",
+        "4.1",
+    ]
+    assert [group.group_id for group in here.taken] == ["0.1", "3.1", "4.1"]
+
+
+async def test_each_response_says_how_many_groups_a_request_may_have() -> None:
+    here = Hub()
+    responses = here.door.answers(here.requests((plain("0.1"),)), SAMPLER, here.take, group_bytes=100)
+    assert [response.groups_per_request async for response in responses] == [GROUPS_PER_REQUEST]
+
+
+async def test_groups_of_one_request_wait_for_room_and_places_as_if_they_had_come_singly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(submission_door, "STREAM_GROUPS", 3)
+    here = Hub(in_flight_bytes=100)
+    here.disk.clear()
+    names = [f"{n}.1" for n in range(GROUPS_PER_REQUEST)]
+    answers = asyncio.create_task(here.answers(plain(*names, size_bytes=40)))
+    await until(lambda: len(here.taken) == 2)
+    assert here.in_flight_bytes == 2 * (40 + len("0.1"))
+    here.disk.set()
+    assert [answer.detail for answer in await answers] == names
+    assert here.in_flight_bytes == 0
+    here.disk.clear()
+    answers = asyncio.create_task(here.answers(plain(*names)))
+    await until(lambda: len(here.taken) == len(names) + 3)
+    answers.cancel()
+    await asyncio.wait({answers})
+    assert (len(here.taken), here.in_flight_bytes) == (len(names) + 3, 0)
 
 
 async def test_answers_come_in_the_order_of_the_requests_and_together_where_they_can() -> None:
@@ -116,7 +161,8 @@ async def test_answers_come_in_the_order_of_the_requests_and_together_where_they
 async def test_a_stream_is_read_only_as_far_as_there_is_room_for_its_bytes() -> None:
     here = Hub(in_flight_bytes=60)
     here.disk.clear()
-    answers = asyncio.create_task(here.answers(plain("0.1", 40), plain("1.1", 40), plain("2.1", 99)))
+    requests = (plain("0.1", size_bytes=40), plain("1.1", size_bytes=40), plain("2.1", size_bytes=99))
+    answers = asyncio.create_task(here.answers(*requests))
     await until(lambda: len(here.taken) == 1)
     assert (here.read, here.in_flight_bytes) == (2, 40 + len("0.1"))
     here.disk.set()

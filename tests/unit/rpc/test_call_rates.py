@@ -4,7 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from heterorl.v1 import rollout_pb2
+from node.errors import Reason, RefusedError
 from node.rpc.calls.call_rates import CallRates, Rate
+from node.rpc.calls.rpc_rules import RULES, SUBMIT_ROLLOUTS
 
 RATE = Rate(per_s=2, burst=4, refused=3)
 
@@ -41,6 +44,14 @@ def test_messages_that_are_read_in_any_case_wait_for_their_token() -> None:
     rates = CallRates()
     waits = [rates.reserve("s1", RATE, now=0) for _ in range(6)]
     assert waits == pytest.approx([0, 0, 0, 0, 0.5, 1.0])
+
+
+def test_a_message_of_several_groups_waits_for_the_tokens_of_all() -> None:
+    rule = RULES[SUBMIT_ROLLOUTS]
+    several = rule.weight(rollout_pb2.SubmitRolloutsRequest(further=[rollout_pb2.EncodedGroup()] * 5))
+    alone = [rollout_pb2.SubmitRolloutsRequest(), RefusedError(Reason.MALFORMED, "not a message")]
+    assert (several, *map(rule.weight, alone)) == (6, 1, 1)
+    assert CallRates().reserve("s1", RATE, now=0, tokens=several) == pytest.approx(1.0)  # 2 of 6 are missing
 
 
 def test_so_many_buckets_are_kept_and_the_one_used_longest_ago_is_forgotten() -> None:

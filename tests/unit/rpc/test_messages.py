@@ -39,6 +39,31 @@ def test_a_submission_is_read_only_up_to_the_size_of_the_runs_largest_group() ->
     assert refusal(parse(b"four")).reason is Reason.OVER_LIMIT
 
 
+@pytest.mark.parametrize(
+    ("content", "fields"),
+    [
+        (b"", 0),
+        (b"\x0a\x00", 1),
+        (b"\x0a\x03\x12\x01\x00" + 3 * b"\x12\x00", 4),  # the fields of a part are not counted
+        (b"\x0a\x80\x01" + bytes(128) + b"\x12\x00", 2),
+        (b"\x18\xff\xff\x03\x25four\x29eight...\x92\x03\x01x", 4),  # of every kind
+    ],
+)
+def test_a_messages_fields_are_counted_before_it_is_parsed(content: bytes, fields: int) -> None:
+    for most in range(fields + 3):
+        request = bounded_parser(METHOD, lambda _: "parsed", most_fields=most)(content)
+        if most >= fields:
+            assert parsed(request) == "parsed"
+        else:
+            assert refusal(request).reason is Reason.OVER_LIMIT
+
+
+@pytest.mark.parametrize("content", [b"\x0a", b"\x0b\x00", b"\x80" * 4096, b"\x08" + b"\xff" * 4096, b"\x0f"])
+def test_what_is_no_message_is_malformed_before_it_is_parsed(content: bytes) -> None:
+    request = bounded_parser(METHOD, lambda _: pytest.fail("parsed"), most_fields=4)(content)
+    assert refusal(request).reason is Reason.MALFORMED
+
+
 async def stream(*sent: Any) -> AsyncIterator[Any]:
     for each in sent:
         yield each

@@ -35,22 +35,29 @@ OTHERS: list[tuple[str, int, Any, str]] = [
 ]
 """Right answers that are no texts, and texts of several lines."""
 
+ANSWERS: dict[tuple[str, str], dict[str, float]] = {}
+"""Grader and right answer -> what was said, in one group -> reward."""
+for grader, reward, right, said in WRITTEN:
+    if grader != "bare":
+        ANSWERS.setdefault((grader, right), {})[said] = float(reward)
+
 BARE = [right for grader, reward, right, said in WRITTEN if (grader, reward) == ("bare", "1")]
 """Right answers, each of which is said alone."""
 
 
-def verdict(grader: str, right: Any, said: str) -> Any:
-    task = JsonlTask(prompt="q", answer="a", grader=grader)
-    return task.grade(0, {"q": "?", "a": right}, CompletionText(said, 1, "end"))
-
-
 @pytest.mark.parametrize(
-    ("grader", "reward", "right", "said"), [*(one for one in WRITTEN if one[0] != "bare"), *OTHERS]
+    ("grader", "right", "rewards"),
+    [
+        *((*asked, rewards) for asked, rewards in ANSWERS.items()),
+        *((grader, right, {said: float(reward)}) for grader, reward, right, said in OTHERS),
+    ],
 )
 def test_a_grader_compares_what_an_answer_says_and_no_part_of_anything_else(
-    grader: str, reward: str | int, right: Any, said: str
+    grader: str, right: Any, rewards: dict[str, float]
 ) -> None:
-    assert verdict(grader, right, said) == float(reward)
+    task = JsonlTask(prompt="q", answer="a", grader=grader)
+    graded = task.grade_group(0, {"q": "?", "a": right}, [CompletionText(said, 1, "end") for said in rewards])
+    assert dict(zip(rewards, graded, strict=True)) == rewards
 
 
 MARKED = {

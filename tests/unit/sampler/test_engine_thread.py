@@ -123,27 +123,34 @@ async def test_a_step_does_not_wait_for_the_event_loop(
 ) -> None:
     async with generating(model_dir) as made:
         engine = made.engine.current
-        step, is_first_over, steps = engine.step, False, 0
-        may_go_on, ended = threading.Event(), threading.Event()
+        step, steps = engine.step, 0
+        may_step, stepped_on = threading.Event(), threading.Event()
+        may_step.set()
 
         def counted() -> list[GenerationRequest]:
-            nonlocal is_first_over, steps
-            if is_first_over:
-                assert may_go_on.wait(30)
-                steps += 1
-                if steps == 20:
-                    ended.set()
+            nonlocal steps
+            assert may_step.wait(30)
             done = step()
-            is_first_over |= any(request.request_id == "first" for request in done)
+            steps += 1
+            if any(request.request_id == "first" for request in done):
+                steps = 0
+                may_step.clear()
+            if steps == 20:
+                stepped_on.set()
             return done
 
         monkeypatch.setattr(engine, "step", counted)
         await made.serve(0)
+        made.add("after the probe", SHORT)  # for which the thread comes back to the loop
+        assert (await made.finished.get()).request_id == "after the probe"
+        may_step.clear()
         made.add("long", LONG, completions=32)
         made.add("first", SHORT)
+        may_step.set()
         assert (await made.finished.get()).request_id == "first"
-        may_go_on.set()
-        assert ended.wait(30)
+        assert not stepped_on.is_set()
+        may_step.set()
+        assert stepped_on.wait(30)
         assert (await made.finished.get()).request_id == "long"
 
 

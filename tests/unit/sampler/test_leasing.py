@@ -18,7 +18,7 @@ from node.values.policy import PolicyVersion
 from sampler.engines.engine import EngineUse
 from sampler.rollouts import leasing as leasing_module
 from sampler.rollouts.concurrency import FIRST_GROUPS
-from sampler.rollouts.leasing import FAILURES_IN_A_ROW, Leasing
+from sampler.rollouts.leasing import FAILURES_IN_A_ROW, TOO_FEW_GROUPS, Leasing
 from sampler.rollouts.work_queue import JobState, WorkQueue
 from sampler.served_policy import ServedPolicy
 from support.groups import SAMPLING
@@ -273,24 +273,29 @@ async def test_one_success_ends_the_pauses() -> None:
 
 
 class Reading:
-    """An engine that is nearly empty, which each look finds a second later."""
+    """An engine, nearly empty unless more is asked of it, which each look finds a second later."""
 
-    def __init__(self) -> None:
+    def __init__(self, asked_share: float = 0.1) -> None:
+        self.asked_share = asked_share
         self.looks = 0
 
     def use(self) -> EngineUse:
         self.looks += 1
-        return EngineUse(0.05, 0.1)
+        return EngineUse(0.05, self.asked_share)
 
 
 @asynccontextmanager
-async def filling(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Reading]:
+async def filling(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, *, is_set: bool = False, reading: Reading | None = None
+) -> AsyncIterator[Reading]:
     """Lease for an engine in which a group takes ten seconds."""
     monkeypatch.setattr(leasing_module, "READING_S", 0.0)
     desk.work_queue.group_s = 10.0
-    reading = Reading()
+    reading = Reading() if reading is None else reading
     async with leasing(desk), asyncio.TaskGroup() as tasks:
-        filling_engine = desk.leasing.fill_engine(reading.use, are_graders_late=lambda: desk.are_graders_late)
+        filling_engine = desk.leasing.fill_engine(
+            reading.use, are_graders_late=lambda: desk.are_graders_late, is_set=is_set
+        )
         running = tasks.create_task(filling_engine)
         yield reading
         running.cancel()
@@ -310,6 +315,18 @@ async def test_an_empty_engine_is_asked_more_groups_for_as_long_as_the_hub_grant
         looks = reading.looks
         await until(lambda: reading.looks > looks + 100)
     assert desk.work_queue.concurrency_groups == 64
+
+
+@pytest.mark.parametrize(("asked_share", "wait"), [(0.1, TOO_FEW_GROUPS), (1.0, "")])
+async def test_a_number_that_is_set_stays_and_is_named_where_the_engine_has_room_for_more(
+    asked_share: float, wait: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Desk(Hub(grant_of(2)), monotonic=itertools.count().__next__)
+    before = desk.work_queue.concurrency_groups
+    async with filling(desk, monkeypatch, is_set=True, reading=Reading(asked_share)) as reading:
+        await until(lambda: desk.hub.asked == [2] and reading.looks > 100)
+        await until(lambda: desk.leasing.held_back_by == wait)
+    assert desk.work_queue.concurrency_groups == before
 
 
 @pytest.mark.parametrize(

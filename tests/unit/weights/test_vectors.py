@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from bench.held_policy import HeldPolicy
-from bench.whole_versions import WholeVersion
 from node.weights.codec.exponent_conditioned.choice import Implementation
 from node.weights.codec.exponent_conditioned.payload_format import PayloadFault
 from node.weights.codec.frame_codec import decode_frame
@@ -16,6 +15,7 @@ from node.weights.format.layout import Layout, TensorSpec
 from node.weights.format.manifest import Codec, verify_signed
 from support.exponent_conditioned import fault_of, implementations
 from support.weight_vectors import FILE, vectors
+from support.whole_version import WholeVersion
 
 VECTORS = json.loads(FILE.read_text())
 each = pytest.mark.parametrize("implementation", implementations(), ids=lambda each: each.name)

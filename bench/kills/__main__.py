@@ -8,7 +8,7 @@ write, at any time, and while they start. An independent witness reads signature
 logs, and says whether anyone served weights that were not signed, went back, or lost or doubled work. Prints
 its progress on standard error and a JSON summary; exits with 1 if a promise was broken.
 
-With ``--task ranking`` the model ranks, with ``--task noise_mask`` it draws masks; ``--roles`` names who is
+With ``--task ranking`` the model ranks; ``--roles`` names who is
 killed, the coordinator too if asked. With ``--ranks 2`` the learner has two ranks, and they alone are killed:
 the first or another, at an entry of the journal, while a checkpoint or a version is written, while steps are
 taken again.
@@ -19,29 +19,20 @@ from functools import partial
 from pathlib import Path
 
 from bench.kill_lab import command
-from bench.kill_lab.campaign import Campaign
+from bench.kill_lab.campaign import KillCampaign
 from bench.kill_lab.instants import INSTANTS
-from bench.kill_lab.plan import FRAMES, FRAMES_OF_RANKS, KILLED, Plan
+from bench.kill_lab.plan import FRAMES, FRAMES_OF_RANKS, KILLED, TASKS, Plan
 from bench.kill_lab.rank_campaign import RankCampaign
 from bench.kill_lab.rank_stage import RankStage
 from bench.kill_lab.stage import Stage
-from bench.kill_lab.witness import Witness
-from deploy.runs.processes import Children
 from node.kinds.registry import CAUSAL_LM
-from node.tasks.built_in_tasks import KINDS
 
 
 async def run(plan: Plan, root: Path) -> command.Summary:
     """Run the whole campaign below ``root``, which is made, and return its summary."""
-
-    def campaign(stage: Stage, _: Children) -> Campaign:
-        witness = Witness.of(stage)
-        if isinstance(stage, RankStage):
-            return RankCampaign(stage, witness, say=command.say)
-        return Campaign(stage, witness, say=command.say)
-
-    stage_of = RankStage if plan.ranks > 1 else Stage
-    return await command.run_campaign(plan, root, campaign, stage_of=stage_of)
+    if plan.ranks > 1:
+        return await command.run_campaign(plan, root, RankCampaign, stage_of=RankStage)
+    return await command.run_campaign(plan, root, KillCampaign, stage_of=Stage)
 
 
 def main() -> int:
@@ -51,31 +42,17 @@ def main() -> int:
     parser.add_argument("--samplers", type=int, default=2, help="how many take part; default: %(default)s")
     parser.add_argument("--ranks", type=int, default=1, help="of the learner; above 1 they alone are killed")
     parser.add_argument(
-        "--task",
-        choices=(CAUSAL_LM.name, *KINDS),
-        default=CAUSAL_LM.name,
-        help="kind of the policy that is trained; default: %(default)s",
+        "--task", choices=TASKS, default=CAUSAL_LM.name, help="kind of policy that is trained"
     )
-    parser.add_argument(
-        "--roles",
-        nargs="+",
-        choices=sorted(INSTANTS),
-        default=KILLED,
-        help="whose processes are killed; default: sampler relay learner",
-    )
-    arguments = parser.parse_args()
-    samplers = tuple(f"sampler-{number + 1}" for number in range(arguments.samplers))
-    frames = FRAMES_OF_RANKS if arguments.ranks > 1 else FRAMES
+    whose = "whose processes are killed; default: sampler relay learner"
+    parser.add_argument("--roles", nargs="+", choices=sorted(INSTANTS), default=KILLED, help=whose)
+    given = parser.parse_args()
+    samplers = tuple(f"sampler-{number + 1}" for number in range(given.samplers))
+    frames = FRAMES_OF_RANKS if given.ranks > 1 else FRAMES
     plan = Plan(
-        arguments.kills,
-        arguments.seed,
-        samplers,
-        arguments.ranks,
-        frames,
-        policy=arguments.task,
-        roles=tuple(arguments.roles),
+        given.kills, given.seed, samplers, given.ranks, frames, policy=given.task, roles=tuple(given.roles)
     )
-    return command.main("kills", arguments.dir, plan.seed, partial(run, plan))
+    return command.main("kills", given.dir, plan.seed, partial(run, plan))
 
 
 if __name__ == "__main__":
