@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
-from bench.shared.random_model import config_of
+from bench.shared.random_model import SIZES, qwen3_config
 from learner.masters.master_words import MasterWords
 from learner.merging.changes.coder import ChangeEncoder, MasterChanges
 from learner.merging.changes.word_changes import WordsBefore
@@ -72,7 +72,7 @@ def payload_bytes(model: str, rate: float, steps: int, rounds: int) -> tuple[int
 
 def _tiny() -> tuple[dict[str, Tensor], Iterator[None]]:
     """Return parameters, and what sets their gradients for each step."""
-    model = Qwen3ForCausalLM(config_of("tiny"))
+    model = Qwen3ForCausalLM(qwen3_config(*SIZES["tiny"]))
 
     def gradients() -> Iterator[None]:
         while True:

@@ -9,7 +9,8 @@ import numpy as np
 from bench.learners_lab.arms import LEARNERS, LOCAL_STEPS, ONE_LEARNER, TASKS, Outcome
 from bench.learners_lab.exchange import FLOAT32_BYTES
 from bench.learners_lab.simulation import EVALUATIONS
-from bench.staleness_lab.report import interval_text, markdown
+from bench.shared.markdown import table
+from bench.staleness_lab.report import interval_text
 from bench.staleness_lab.statistics import CONFIDENCE, Interval, simultaneous
 
 _ENTRIES: Final = 135e6
@@ -85,7 +86,7 @@ def _methods_table(task: str, one: Outcome, outcomes: Sequence[Outcome]) -> str:
             ]
         )
     head = ["arm", "end", "to one learner", "sent", "fewer", "alarm", *(f"hours, {name}" for name in _LINES)]
-    return f"## {task}: methods\n\n{markdown(head, rows)}"
+    return f"## {task}: methods\n\n{table(head, rows)}"
 
 
 def _rates_table(task: str, one: Outcome, outcomes: Sequence[Outcome]) -> str:
@@ -103,7 +104,7 @@ def _rates_table(task: str, one: Outcome, outcomes: Sequence[Outcome]) -> str:
         for rates, overlap in sorted(lines, reverse=True)
     ]
     head = ["rate / momentum, overlap", *(f"{learners} learners, H {steps}" for learners, steps in places)]
-    return f"## {task}: overlap, local steps and outer rates\n\n{markdown(head, rows)}"
+    return f"## {task}: overlap, local steps and outer rates\n\n{table(head, rows)}"
 
 
 def _differences(one: Outcome, others: Sequence[Outcome]) -> list[Interval]:
