@@ -24,7 +24,7 @@ from learner.step.step_loss import StepLoss
 from learner.step.train_step import StepOutcome
 from learner.step.trainer import Trainer
 from learner.step_log import TrainedGroup
-from learner.training.training_state import TrainingError
+from learner.training.completion import TrainingError
 from node.values.contribution import Contribution
 from node.values.groups.rollout import EncodedGroup
 from node.wire.rollouts import group_from_wire

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from learner.intake.divergence_panel import Observed
 from learner.journal.progress import Entry, StepEntry
 from learner.merging.handed_in import HandedIn, all_steps, merged_numbers
+from learner.objective.entropy_switch import EntropySwitch
 from learner.step.step_inputs import token_ages
 from learner.step.train_step import StepOutcome
 from learner.step_log import StepLine, TrainedGroup
@@ -31,6 +32,29 @@ class StepTaken:
     def record(self) -> StepRecord | None:
         """None: the batch taught nothing, so no step was taken, and the version stays."""
         return self.entry.record if isinstance(self.entry, StepEntry) else None
+
+
+def entry_of(
+    line: StepLine,
+    switch: EntropySwitch,
+    *,
+    settings: dict[str, object],
+    unacknowledged: Sequence[StepRecord],
+) -> StepEntry:
+    """Return the journal's entry of a step: without best version and random state, which follow.
+
+    Args:
+        switch: after the step.
+        settings: the step was computed with these.
+        unacknowledged: step records the coordinator may not have.
+    """
+    return StepEntry(
+        line=line,
+        acknowledged_version=min((one.version for one in unacknowledged), default=line.version) - 1,
+        best=None,
+        entropy_switch=switch,
+        settings=settings,
+    )
 
 
 def observed_of(

@@ -8,8 +8,9 @@ import logging
 from typing import Final
 
 from learner.metrics import Instruments
+from learner.training.completion import TrainingError
 from learner.training.step_records import StepRecords
-from learner.training.training_state import TrainingError, TrainingState
+from learner.training.training_state import TrainingState
 from learner.training.work_thread import WorkThread
 from node.clients.rollouts.rollout_drain import RolloutDrain
 from node.values.groups.rollout import RolloutGroup

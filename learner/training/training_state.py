@@ -33,20 +33,16 @@ from learner.step.trainer import Trainer
 from learner.step_log import RollbackLine, StepLine
 from learner.step_numbers import StepNumbers
 from learner.step_settings import StepSettings
+from learner.training.completion import TrainingError, completion_of
 from learner.training.random_state import RandomState
 from learner.training.replay import replay, settings_of
-from learner.training.step_taken import StepTaken, merged_outcome, observed_of, trained_of
-from node.errors import HeteroRLError
+from learner.training.step_taken import StepTaken, entry_of, merged_outcome, observed_of, trained_of
 from node.system.clock import Clock
 from node.values.evaluation import EvaluationNotice
 from node.values.groups.rollout import RolloutGroup
 from node.values.policy import PolicyVersion
 from node.values.run import StepRecord
 from node.wire.rollouts import source_of
-
-
-class TrainingError(HeteroRLError):
-    """Training cannot go on. The last good version stays checkpointed and published."""
 
 
 class TrainingState:
@@ -130,14 +126,7 @@ class TrainingState:
     @property
     def completion(self) -> str:
         """Why there is nothing left to do, in a few words; empty while there is."""
-        limit, goal = self.config.max_versions, self.config.stop_at_reward
-        if 0 < limit <= self.version:
-            return f"done: version {self.version} of {limit}"
-        window = self.config.stop_window_versions
-        reward = self.progress.window_mean(window=window)
-        if goal is not None and reward is not None and reward >= goal:
-            return f"done: mean reward {reward:.4g} over {window} batches, the goal is {goal:g}"
-        return ""
+        return completion_of(self.progress, self.config)
 
     @property
     def trained_slots(self) -> TrainedSlots:
@@ -206,12 +195,10 @@ class TrainingState:
         self._is_saved = False
         step_s = self._clock.monotonic() - started_s
         line = self._line(batch, outcome, step_s=step_s, groups_wait_s=groups_wait_s)
-        rows = tuple(one.journalled() for one in handed_in)
         entry = self._entry(line, outcome.numbers, unacknowledged=unacknowledged)
         entry = replace(entry, contributed=tuple(one.contributed for one in handed_in))
-        return StepTaken(
-            line, entry, b"", rows, observed_of(batch, outcome.kl_nats_of_groups, version=self.version)
-        )
+        observed = observed_of(batch, outcome.kl_nats_of_groups, version=self.version)
+        return StepTaken(line, entry, b"", tuple(one.journalled() for one in handed_in), observed)
 
     def save(self, taken: StepTaken, evaluated: EvaluationNotice) -> float:
         """Make a step durable, with the version that is the best by now; return the seconds that took.
@@ -314,14 +301,8 @@ class TrainingState:
     def _entry(
         self, line: StepLine, numbers: StepNumbers, *, unacknowledged: Sequence[StepRecord]
     ) -> StepEntry:
-        switch = switch_before(self.progress, StepSettings.of(self.config))
-        return StepEntry(
-            line=line,
-            acknowledged_version=min((one.version for one in unacknowledged), default=line.version) - 1,
-            best=None,
-            entropy_switch=switch.observe(numbers.surprisal_nats),
-            settings=self._recorded_settings,
-        )
+        switch = switch_before(self.progress, StepSettings.of(self.config)).observe(numbers.surprisal_nats)
+        return entry_of(line, switch, settings=self._recorded_settings, unacknowledged=unacknowledged)
 
     def _line(
         self, batch: Sequence[RolloutGroup], outcome: StepOutcome, *, step_s: float, groups_wait_s: float
