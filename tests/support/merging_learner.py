@@ -76,7 +76,7 @@ class MergingLearner(merge_pb2_grpc.MergeServiceServicer):
     handed_in: list[HandedIn] = field(default_factory=list)
     credits: int = 0
     refuses: RefusedError | None = None
-    """Refusal of the next stream."""
+    """Refusal of all further streams."""
     _outgoing: "asyncio.Queue[merge_pb2.ContributeResponse | None]" = field(default_factory=asyncio.Queue)
 
     def __post_init__(self) -> None:
@@ -86,8 +86,7 @@ class MergingLearner(merge_pb2_grpc.MergeServiceServicer):
         self, request: AsyncIterator[merge_pb2.ContributeRequest], context: Any
     ) -> AsyncIterator[merge_pb2.ContributeResponse]:
         if self.refuses is not None:
-            refused, self.refuses = self.refuses, None
-            raise refused
+            raise self.refuses
         hello = (await anext(request)).hello
         self.hellos.append(hello)
         self.credits, self._outgoing = 0, asyncio.Queue()

@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 PART_BYTES: Final = 1 << 20
 """Largest part of a payload in one message, as merge.proto allows."""
 
+REASON_LIMIT_S: Final = 1.0
+"""Longest wait for the end of a stream on which nothing can be written any more."""
+
 GOODBYE_LIMIT_S: Final = 2.0
 """Longest wait for the learner to note what is given back; else it does once it has missed the stream."""
 
@@ -157,13 +160,16 @@ class ContributeStream:
         reader = asyncio.create_task(self._read(call))
         writer = asyncio.create_task(self._write(call))
         try:
-            done, _ = await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+            # Where the learner has ended the stream, both fail, and the reader knows why.
+            await asyncio.wait({reader}, timeout=REASON_LIMIT_S)
         finally:
             call.cancel()
             await put_away(reader, writer)
         with classified():
-            for task in done:
-                task.result()
+            for task in (reader, writer):
+                if not task.cancelled():
+                    task.result()
 
     def _hello(self, held_group_ids: tuple[str, ...]) -> merge_pb2.ContributeRequest:
         hello = merge_pb2.ContributorHello(
