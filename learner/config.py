@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from learner.merging.merge_config import MergeConfig
 from learner.sizing.mesh_sizes import MeshSizes
 from learner.step_settings import Packing, StepSettings
 from node.checks.check import Check, Surroundings
@@ -143,6 +144,10 @@ class LearnerConfig(StepSettings):
     """Newest batches whose mean reward counts, here and, where no version is evaluated, for which one is
     kept as the best. Those that teach nothing are among them. A short window stops at a lucky batch."""
 
+    merge: MergeConfig | None = None
+    """Contributors take the steps, on other sites, and this learner merges what they hand in; see
+    ``[learner.merge]``. It needs no GPU then. Unset: it takes the steps itself."""
+
     @property
     def mesh(self) -> MeshSizes:
         """The mesh of the ranks that share the model."""
@@ -165,6 +170,15 @@ class LearnerConfig(StepSettings):
                 if getattr(self, key) is not None
             ),
         )
+
+    @model_validator(mode="after")
+    def _one_rank_merges(self) -> "LearnerConfig":
+        if self.merge is not None and self.mesh.ranks > 1:
+            raise ValueError(
+                f"a learner with [learner.merge] is one rank, and dp_replicate, dp_shard, tp and pp make "
+                f"{self.mesh.ranks}: leave them out here, contributors may have several"
+            )
+        return self
 
     @model_validator(mode="after")
     def _only_shards_are_offloaded(self) -> "LearnerConfig":

@@ -1,6 +1,7 @@
 """The coordinator over the learner's membership: what it joins with, what its heartbeats say and bring."""
 
 import random
+from dataclasses import replace
 
 from grpc.aio import Channel
 
@@ -12,6 +13,7 @@ from node.clients.membership.heartbeats import Notices, PeerReports
 from node.clients.membership.join_call import Member
 from node.clients.membership.membership_client import MembershipClient, Uplink
 from node.enrolment.move_notice import MovedCoordinator
+from node.identity.revocation import RevocationCopy
 from node.process.role_context import RoleContext
 from node.system.backoff import Backoff
 from node.system.clock import Clock
@@ -61,8 +63,13 @@ def join(
     config: LearnerConfig,
     restored: RestoredLearner,
     evidence: Evidence,
+    revoked: RevocationCopy | None = None,
 ) -> JoinedCoordinator:
-    """Prepare to join; the coordinator's ``membership`` does, once it is run."""
+    """Prepare to join; the coordinator's ``membership`` does, once it is run.
+
+    Args:
+        revoked: of a learner that serves contributors: who is shut out, as the coordinator says.
+    """
     policy, state, clock = restored.policy, restored.state, context.clock
     rules = TextRules.of(config.model_dir)
     member = Member(
@@ -87,12 +94,16 @@ def join(
         base=lambda: restored.base.model,
         best_version=lambda: state.best_version,
         changes=lambda: recent_changes(state.progress, now=clock.now()),
+        revocations=lambda: None if revoked is None else revoked.saved,
     )
+    notices = Notices(moved=moved.learn)
+    if revoked is not None:
+        notices = replace(notices, revocations=revoked.learn)
     membership = MembershipClient(
         control,
         member,
         Uplink(clock, Backoff(random.random), context.node_metrics.waiting, context.identity, moved.hub),
         reports=reports,
-        notices=Notices(moved=moved.learn),
+        notices=notices,
     )
     return JoinedCoordinator(membership, member, control, clock)

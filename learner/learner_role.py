@@ -15,6 +15,7 @@ import os
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +24,7 @@ from grpc.aio import Channel
 from learner.config import LearnerConfig
 from learner.intake.batch_buffer import BatchBuffer
 from learner.joined_coordinator import join
+from learner.merging.contributor_streams import ContributorStreams
 from learner.metrics import Instruments
 from learner.publishing.earlier_versions import EarlierVersions
 from learner.publishing.further_artifacts import FurtherArtifacts
@@ -40,12 +42,19 @@ from node.clients.rollouts.rollout_drain import RolloutDrain
 from node.enrolment.move_notice import MovedCoordinator
 from node.errors import StartupError
 from node.identity.peer import Peer
+from node.identity.revocation import COPY_NAME as REVOCATION_COPY
+from node.identity.revocation import RevocationCopy, RevocationList
 from node.process.role_context import RoleContext
 from node.process.service import Service, StopsAfter
+from node.rpc.calls.live_rpcs import RpcLimits
+from node.rpc.calls.server import RpcServer, ServerLimits
 from node.rpc.channel import Purpose, dial
 from node.rpc.hub import Hub
+from node.serving.hub_setup import make_server
+from node.serving.merge_servicer import MergeServicer, add_to_server
 from node.system.backoff import Backoff
 from node.values.groups.rollout import RolloutGroup
+from node.values.limits import CHUNK_BYTES
 from node.values.run import Role
 from node.weights.assembly.stored import StoredVersions
 from node.weights.transfer.artifact_uploader import ArtifactUploader
@@ -81,7 +90,7 @@ async def build(context: RoleContext) -> list[Service]:
         writers = step_writers(context, config, metrics=instruments.metrics)
     earlier = EarlierVersions(context.state_dir, restored.base, restored.policy.layout)
     scorer = None
-    if not restored.policy.ranks.is_shared:
+    if not restored.policy.ranks.is_shared and config.merge is None:
         scorer = VersionScorer(
             earlier,
             restored.policy,
@@ -101,9 +110,19 @@ async def build(context: RoleContext) -> list[Service]:
         dial(hub, caller, purpose=purpose, now=context.clock.now())
         for purpose in (Purpose.CONTROL, Purpose.ROLLOUTS, *[Purpose.BULK] * BULK_CONNECTIONS)
     )
-    coordinator = join(context, moved, control, config, restored, evidence)
+    revoked = None if config.merge is None else RevocationCopy(context.state_dir / REVOCATION_COPY)
+    coordinator = join(context, moved, control, config, restored, evidence, revoked)
     buffer = BatchBuffer(capacity_groups=config.buffer_groups)
     drain = _drain(rollouts, buffer, config, restored, instruments)
+    contributors = None
+    if revoked is not None:
+        contributors = ContributorStreams(
+            restored.base.model.root,
+            restored.policy.layout.digest,
+            wake=drain.wake,
+            clock=context.clock,
+            metrics=instruments.metrics.merging,
+        )
 
     def on_step(line: StepLine | None, batch: Sequence[RolloutGroup]) -> None:
         for thread in writers:
@@ -120,6 +139,7 @@ async def build(context: RoleContext) -> list[Service]:
         earlier=earlier,
         was_skipped=lambda version: was_skipped(version, restored.store),
         instruments=instruments,
+        contributors=contributors,
     )
     publisher = _publisher(context, config, restored, coordinator.membership, instruments)
     training = StopsAfter(loop)
@@ -132,6 +152,8 @@ async def build(context: RoleContext) -> list[Service]:
     writing = [StopsAfter(thread, other=training) for thread in writers]
     leaving = StopsAfter(coordinator.membership, other=draining)
     services: list[Service] = [leaving, uploading, draining, publishing, *writing, training]
+    if contributors is not None and revoked is not None:
+        services.append(StopsAfter(_server(context, config, contributors, revoked), other=training))
     if restored.fleet is not None:
         services.insert(0, StopsAfter(restored.fleet, other=publishing))
     return services
@@ -155,6 +177,22 @@ def _drain(
         backoff=Backoff(random.random, cap_s=DRAIN_BACKOFF_CAP_S),
         count_lost_stream=instruments.metrics.lost_drain_streams.inc,
         waiting=instruments.node_metrics.waiting,
+    )
+
+
+def _server(
+    context: RoleContext, config: LearnerConfig, contributors: ContributorStreams, revoked: RevocationCopy
+) -> RpcServer:
+    """Return the server on which contributors reach the learner."""
+    assert config.merge is not None
+    servicer = MergeServicer(contributors)
+    return make_server(
+        context,
+        "contributors",
+        listen=config.merge.listen,
+        revocations=RevocationList(lambda: revoked.node_ids),
+        servicers=(partial(add_to_server, servicer),),
+        limits=ServerLimits(rpc=RpcLimits(submission_bytes=CHUNK_BYTES)),
     )
 
 
@@ -189,6 +227,7 @@ def _publisher(
         before_keyframe=kept.secure,
         run_settings=membership.settings,
         oldest_usable_version=lambda: state.progress.oldest_usable_version,
+        leaves_out_unchanged=config.merge is None,
         instruments=instruments,
     )
 

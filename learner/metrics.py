@@ -8,6 +8,7 @@ from typing import Final, Self
 from prometheus_client import CollectorRegistry
 
 from learner.disk_wait import DiskWait
+from learner.merging.merge_metrics import MergeMetrics
 from learner.step_log import StepLine
 from learner.step_numbers import GAUGES
 from node.system.clock import Clock
@@ -71,6 +72,7 @@ class LearnerMetrics:
         self.uninformative_ratio = new.unknown(
             "uninformative_ratio", "Share of the groups of the newest 64 batches that taught nothing."
         )
+        self.merging = MergeMetrics(new)
         self._make_counters(new)
         self._make_histograms(new)
 

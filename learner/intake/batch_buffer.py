@@ -11,7 +11,7 @@ Oldest first: newer groups can still wait. An arrived group is bytes that nobody
 one views of its bytes: held groups take the memory that they were sent in.
 """
 
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 
 from learner.intake.group_verdict import stale, trained_before
 from node.values.groups.rollout import EncodedGroup, RolloutGroup, other_options
@@ -101,6 +101,20 @@ class BatchBuffer:
         for group in batch:
             del self._admitted[group.group_id]
         return batch
+
+    def take_if(self, is_wanted: Callable[[str], bool]) -> tuple[RolloutGroup, ...]:
+        """Remove and return the admitted groups whose ids are wanted."""
+        taken = tuple(group for group_id, group in self._admitted.items() if is_wanted(group_id))
+        for group in taken:
+            del self._admitted[group.group_id]
+        return taken
+
+    def put_back(self, groups: Iterable[RolloutGroup]) -> None:
+        """Keep groups that were taken and not trained on, for another batch."""
+        self._admitted |= {group.group_id: group for group in groups}
+
+    def __contains__(self, group_id: object) -> bool:
+        return group_id in self._arrived or group_id in self._admitted
 
 
 def _unfit(

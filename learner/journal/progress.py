@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Final
 
 from learner.intake.trained_slots import TrainedSlots
+from learner.merging.contribution import Contributed
 from learner.objective.entropy_switch import EntropySwitch
 from learner.step_log import RollbackLine, StepLine
 from node.values.evaluation import EvaluationNotice
@@ -14,6 +15,9 @@ from node.values.run import StepRecord
 
 CHANGES_KEPT: Final = 32
 """Newest changes of settings that are remembered; ``steps.jsonl`` has all of them."""
+
+CONTRIBUTORS_KEPT: Final = 1024
+"""Contributors whose newest contribution is remembered: more than take part in a run at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,8 @@ class StepEntry:
     """Configuration that the step was computed with, by key, and versions of the code."""
     cuda_state_bytes: int = 0
     """How many at the end of the random state are the CUDA device's; 0: the step was not taken on one."""
+    contributed: tuple[Contributed, ...] = ()
+    """Contributions that the step merged, whose rows are beside the entry; none: a step on groups."""
 
     @property
     def version(self) -> int:
@@ -125,6 +131,8 @@ class Progress:
     """Settings of the newest step, as ``StepEntry`` has them; empty: not known."""
     changes: tuple[SettingChange, ...] = ()
     """Changes of settings, the newest last; at most ``CHANGES_KEPT``."""
+    contributed: tuple[Contributed, ...] = ()
+    """The newest contribution of each contributor that was merged; at most ``CONTRIBUTORS_KEPT``."""
 
     @property
     def oldest_usable_version(self) -> int:
@@ -214,7 +222,14 @@ class Progress:
             entropy_switch=entry.entropy_switch,
             settings=entry.settings,
             changes=(*self.changes, *changes)[-CHANGES_KEPT:],
+            contributed=_newest(self.contributed, entry),
         )
+
+
+def _newest(known: tuple[Contributed, ...], entry: StepEntry) -> tuple[Contributed, ...]:
+    now = {one.contributor: replace(one, version=entry.version) for one in entry.contributed}
+    others = [one for one in known if one.contributor not in now]
+    return (*others, *now.values())[-CONTRIBUTORS_KEPT:]
 
 
 def _text(value: object) -> str:

@@ -4,7 +4,7 @@ Several threads may make different frames at once. They start no threads of thei
 except for transfers from a device.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Final, Protocol
 
@@ -70,19 +70,14 @@ class MasterWords:
             if not tensor.is_contiguous():
                 raise ValueError(f"tensor {name!r} is not contiguous")
         self._flat = {name: tensor.detach().view(-1) for name, tensor in tensors.items()}
-        self._spans = {span.name: span for span in layout.tensors}
         self.layout = layout
 
     def read(self, frame: int, words: Words) -> None:
         """Write the words of one frame, as many as it has; floats rounded to nearest even."""
-        for piece in self.layout.overlaps(frame):
-            tensor, part = piece.tensor, words[piece.frame_word :][: piece.words]
-            width = tensor.dtype.element_bytes
-            first = 2 * piece.tensor_word // width
-            source = self._flat[tensor.name][first : first + 2 * piece.words // width]
-            if source.numel() * width < 2 * piece.words:
-                part[-1] = 0  # Its upper half belongs to no element.
-            to = torch.from_numpy(part).view(getattr(torch, tensor.dtype.name))
+        for name, entries, to in typed_parts(self.layout, frame, words):
+            source = self._flat[name][entries]
+            if source.numel() < to.numel():
+                to[-1] = 0  # the upper half of the last word belongs to no element
             round_into(to[: source.numel()], source)
 
     def frame(self, number: int) -> Words:
@@ -107,6 +102,18 @@ class MasterWords:
     def coder(self, *, threads: int, spool: Spool) -> VersionCoder:
         """Return what codes versions of them; their payloads come in order."""
         return LocalCoder(self, threads=threads)
+
+
+def typed_parts(layout: Layout, frame: int, words: Words) -> Iterator[tuple[str, slice, Tensor]]:
+    """Yield the parts of tensors in a frame: the name, which entries, and their words in the tensor's dtype.
+
+    The words share memory with ``words``, and have an entry too many where half of the last one is empty.
+    """
+    for piece in layout.overlaps(frame):
+        tensor, part = piece.tensor, words[piece.frame_word :][: piece.words]
+        typed = torch.from_numpy(part).view(getattr(torch, tensor.dtype.name))
+        first = 2 * piece.tensor_word // tensor.dtype.element_bytes
+        yield tensor.name, slice(first, min(first + typed.numel(), tensor.elements)), typed
 
 
 def round_into(to: Tensor, source: Tensor) -> None:

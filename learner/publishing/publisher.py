@@ -63,6 +63,7 @@ class Publisher:
         before_keyframe: Callable[[], None],
         run_settings: Callable[[], Awaitable[RunSettings]],
         oldest_usable_version: Callable[[], int],
+        leaves_out_unchanged: bool = True,
         instruments: Instruments,
     ) -> None:
         """Publish the versions after the newest in the store, the one that the masters hold now among them.
@@ -73,6 +74,8 @@ class Publisher:
             before_keyframe: called in the publishing thread before a keyframe lets the store forget versions.
             run_settings: waits until the learner has joined.
             oldest_usable_version: returns the version from which on groups are trained on. Any thread.
+            leaves_out_unchanged: whether a version that changes no word may stay unpublished. Contributors
+                wait for the version that has their change, whatever its words.
         """
         self._access = access
         self._coder = coder
@@ -83,6 +86,7 @@ class Publisher:
         self._clock = instruments.clock
         self._metrics = instruments.metrics
         self._unchanged_versions = 0
+        self._unchanged_share = 1 / UNCHANGED_SHARE if leaves_out_unchanged else 0.0
         self._before_keyframe = before_keyframe
         self._oldest_usable_version = oldest_usable_version
         self._base: PolicyVersion | None = None
@@ -98,7 +102,7 @@ class Publisher:
         """
         try:
             settings = await self._run_settings()
-            self._unchanged_versions = settings.max_staleness_versions // UNCHANGED_SHARE
+            self._unchanged_versions = int(settings.max_staleness_versions * self._unchanged_share)
             await self._begin(settings.head)
             ready()
             while True:

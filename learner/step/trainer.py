@@ -16,6 +16,9 @@ import torch
 
 from learner.config import LearnerConfig
 from learner.journal.checkpoint import ShardCopy, begin_anew, load_into
+from learner.masters.master_words import MasterWords
+from learner.merging.changes.word_changes import WordsBefore
+from learner.merging.outer_optimizer import MergeInputs, OuterOptimizer
 from learner.model.model import Policy, ScoringModel, load_policy, load_reference
 from learner.model.rank_exchanges import Instruction, Ranks
 from learner.step.optimizer import adopt_settings, make_optimizer
@@ -55,16 +58,18 @@ class Trainer:
         reference: ScoringModel | None = None,
         *,
         before_writing: Callable[[], None] | None = None,
+        merges: bool = False,
     ) -> None:
         """Begin with an optimizer that has taken no step.
 
         Args:
+            merges: whether ``merge`` is called, by one rank alone, rather than ``step``.
             reference: the base model, for the penalty towards it; None: no such penalty.
             before_writing: waits for those that read the parameters; called before each write to them.
         """
         self.policy = policy
         self.reference = reference
-        self.optimizer = make_optimizer(policy, settings)
+        self.optimizer = OuterOptimizer(policy.parameters) if merges else make_optimizer(policy, settings)
         if before_writing is not None:
             self.optimizer.register_step_pre_hook(lambda *_: before_writing())
         self._before_writing = before_writing or (lambda: None)
@@ -89,6 +94,28 @@ class Trainer:
                 reference=self.reference if step.settings.reference_kl_coefficient else None,
             )
 
+    @property
+    def merges(self) -> bool:
+        """Whether its versions are merged of contributions."""
+        return isinstance(self.optimizer, OuterOptimizer)
+
+    def merge(self, inputs: MergeInputs) -> float:
+        """Move the parameters by the mean of some contributions; return its norm.
+
+        Raises:
+            ValueError: a payload is broken; nothing has changed.
+        """
+        assert isinstance(self.optimizer, OuterOptimizer)
+        self.optimizer.merge(inputs, self.words_before)
+        return self.optimizer.newest_norm
+
+    @property
+    def words_before(self) -> WordsBefore:
+        """The words of the version that the parameters are of, for changes that are coded against them."""
+        words = self.policy.master_words
+        assert isinstance(words, MasterWords)
+        return WordsBefore(words.layout, words.frame)
+
     def is_finite(self) -> bool:
         """Whether every parameter and buffer is a number, on every rank."""
         self._tell(partial(Instruction, "check", {}))
@@ -104,6 +131,9 @@ class Trainer:
         """Load masters and moments. Raises OSError, ValueError: as ``load_into``."""
         self._tell(partial(Instruction, "restore", {"path": str(checkpoint.absolute())}))
         load_into(self.policy, self.optimizer, checkpoint)
+        kept = {key for moments in self.optimizer.state.values() for key in moments}
+        if kept and self.merges != ("momentum" in kept):
+            self.optimizer.state.clear()  # of the other optimizer: this one begins as at a run's first step
 
     def begin_anew(self, masters: Path) -> None:
         """Load masters, and forget all that the optimizer has learned. Raises OSError, ValueError."""

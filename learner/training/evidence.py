@@ -22,7 +22,7 @@ from learner.intake.staleness_bound import LEAST_GROUPS, recommended_staleness
 from learner.metrics import LearnerMetrics
 from learner.objective.menu import weighed_sample
 from learner.step_log import RollbackLine, StepLine
-from learner.training.training_state import StepTaken
+from learner.training.step_taken import StepTaken
 from learner.training.work_thread import WorkThread
 from node.system.clock import Clock
 from node.values.groups.rollout import RolloutGroup

@@ -17,6 +17,9 @@ from learner.journal.progress import Progress, StepEntry
 from learner.journal.restart import JournalRecord, RestartPlan
 from learner.journal.step_journal import groups_of
 from learner.masters.master_words import root_of
+from learner.merging.handed_in import HandedIn
+from learner.merging.merge_settings import MergeSettings
+from learner.merging.outer_optimizer import MergeInputs
 from learner.model.model import Policy
 from learner.step.step_inputs import next_step
 from learner.step.step_loss import StepLoss
@@ -36,7 +39,8 @@ def settings_of(config: LearnerConfig) -> dict[str, object]:
     """Return what a step depends on besides parameters and groups, as JSON can hold it."""
     code = {"torch": str(torch.__version__), "heterorl-node": version("heterorl-node")}
     of_process = {key: getattr(config, key) for key in _OF_PROCESS}
-    return StepSettings.of(config).model_dump() | of_process | code
+    merged = {} if config.merge is None else {"merge": config.merge.of_merge.model_dump()}
+    return StepSettings.of(config).model_dump() | merged | of_process | code
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +168,15 @@ def take_again(
     """
     entry = record.entry
     assert isinstance(entry, StepEntry)
+    if trainer.merges != ("merge" in entry.settings):
+        was, does = ("was", "does not") if "merge" in entry.settings else ("was not", "does")
+        raise StartupError(
+            f"step {entry.version} of the journal {was} merged, and this learner {does} merge",
+            fix="Start the learner once more with [learner.merge] as it was and stop it (SIGTERM): it writes "
+            "a checkpoint then. Then start it with the other configuration.",
+        )
+    if trainer.merges:
+        return _merge_again(trainer, entry, groups)
     settings = ReplaySettings.of(entry.settings, now, has_reference=trainer.reference is not None)
     device = trainer.policy.device
     random_state = RandomState.on(device)
@@ -181,3 +194,16 @@ def take_again(
             fix="Start the learner with the device and the versions that the journal was written with.",
         )
     return settings.changed
+
+
+def _merge_again(trainer: Trainer, entry: StepEntry, rows: Sequence[EncodedGroup]) -> tuple[str, ...]:
+    """Merge contributions from the journal again: sums of decoded numbers, the same on every machine."""
+    try:
+        settings = MergeSettings.model_validate(entry.settings["merge"])
+        trainer.merge(MergeInputs([HandedIn.of_journal(row) for row in rows], settings))
+    except ValueError as error:
+        raise StartupError(
+            f"the merge of version {entry.version} in the journal cannot be made again: {error}",
+            fix="Start the learner with the version of heterorl-node that the journal was written with.",
+        ) from error
+    return ()

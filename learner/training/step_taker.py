@@ -1,43 +1,24 @@
-"""Decides what becomes of a batch: a step that is told once the journal has it, or no step, and why.
+"""Decides what becomes of a batch: a step, or none, and why.
 
-    batch --training state--> step --on disk--> record to the coordinator, evidence, line of the log, writers
-                |
-                |-- teaches nothing: no step; its groups are consumed by a verdict, and the version stays,
-                |                    since an unchanged policy grows no staler
-                '-- not finite: skipped, its groups refused; three in a row end all
-
-The order after a step is the guarantee: nobody hears of a step that is not in the journal.
+batch --training state--> step, or one that teaches nothing --> step_records
+            '-- not finite: skipped, its groups refused; three in a row end all
 """
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
 from typing import Final
 
 from learner.metrics import Instruments
-from learner.step_log import StepLine, StepLog
-from learner.training.coordinator import Coordinator
-from learner.training.evidence import Evidence
-from learner.training.group_intake import GroupIntake
-from learner.training.training_state import StepTaken, TrainingError, TrainingState
+from learner.training.completion import TrainingError
+from learner.training.step_records import StepRecords
+from learner.training.training_state import TrainingState
 from learner.training.work_thread import WorkThread
 from node.clients.rollouts.rollout_drain import RolloutDrain
 from node.values.groups.rollout import RolloutGroup
-from node.values.groups.verdict import GroupVerdict, Verdict
 
 logger = logging.getLogger(__name__)
 
-OnStep = Callable[[StepLine | None, Sequence[RolloutGroup]], None]
-"""Told of a step that the log has with the groups it consumed, and of some batches that taught nothing. None:
-groups admitted before the first step. Must not block."""
-
 SKIPPED_STEPS_IN_A_ROW: Final = 3
 """One such batch is bad data; three of different groups mean a broken model or learning rate."""
-
-IDLE_BATCHES_A_SAMPLE: Final = 64
-"""One of so many batches in a row that teach nothing is written down for people."""
-
-_UNINFORMATIVE: Final = "no group of its batch teaches anything: every advantage or weight is 0"
 
 Batch = tuple[RolloutGroup, ...]
 
@@ -48,40 +29,27 @@ class StepTaker:
     def __init__(
         self,
         state: TrainingState,
+        records: StepRecords,
         *,
-        coordinator: Coordinator,
-        intake: GroupIntake,
         drain: RolloutDrain,
-        evidence: Evidence,
-        step_log: StepLog,
-        on_step: OnStep,
         thread: WorkThread,
         instruments: Instruments,
     ) -> None:
-        """Work in ``thread``; verdicts go through ``intake``, records through ``drain``."""
+        """Work in ``thread``; ``records`` keep the steps."""
         self._state = state
-        self._coordinator = coordinator
-        self._intake = intake
+        self._records = records
         self._drain = drain
-        self._evidence = evidence
-        self._step_log = step_log
-        self._on_step = on_step
         self._thread = thread
         self._metrics = instruments.metrics
         self._skipped_in_a_row = 0
-        self.groups_wait_s = 0.0
-        """Wait for groups since the step before, as the training loop adds it up."""
 
     async def take(self, batch: Batch) -> None:
         """Train on a batch if it teaches something.
 
-        If the learner is stopped while the disk is full, nobody is told: after the next start the groups are
-        delivered again and trained on.
-
         Raises:
             TrainingError: the parameters, or three gradients in a row, were not finite.
         """
-        unacknowledged, wait_s = self._drain.unacknowledged, self.groups_wait_s
+        unacknowledged, wait_s = self._drain.unacknowledged, self._records.groups_wait_s
         taken = await self._thread.do(
             lambda: self._state.take_step(batch, unacknowledged=unacknowledged, groups_wait_s=wait_s)
         )
@@ -90,77 +58,16 @@ class StepTaker:
             self._skip(batch)
             return
         self._skipped_in_a_row = 0
-        journal_s = await self._thread.until_written(
-            f"the journal's entry of step {taken.line.version}",
-            lambda: self._state.save(taken, self._coordinator.evaluations),
-        )
-        if journal_s is None:
-            return
-        if taken.record is not None:
-            self._drain.record(taken.record, trained_slots=self._state.trained_slots.runs)
-            self._state.master_access.hold(self._state.version)
-        await self._weigh_evidence(taken, batch)
-        if taken.record is None:
-            self._pass_over(taken.line, batch)
-        else:
-            await self._write_down(taken.line, batch, journal_s=journal_s)
-
-    async def _weigh_evidence(self, taken: StepTaken, batch: Batch) -> None:
-        """Note what the groups show of their samplers; quarantine and release."""
-        quarantined = frozenset(self._drain.quarantined)
-        decided = await self._evidence.weigh(taken, batch, quarantined=quarantined, thread=self._thread)
-        for name, why in decided.items():
-            self._drain.quarantine(name, why)
-
-    async def _write_down(self, line: StepLine, batch: Batch, *, journal_s: float) -> None:
-        """Log and show a step that is durable."""
-        version, publish_s = self._state.master_access.newest_published or (None, None)
-        line = replace(
-            self._evidence.completed(line),
-            journal_s=journal_s,
-            published_version=version,
-            publish_s=publish_s,
-        )
-        self.groups_wait_s = 0.0
-        await self._thread.until_written(
-            f"the line of step {line.version}", lambda: self._step_log.append(line)
-        )
-        self._metrics.journal_seconds.observe(journal_s)
-        self._show(line, batch)
-        self._on_step(line, batch)
+        await self._records.keep(taken, batch)
 
     def _skip(self, batch: Batch) -> None:
         self._metrics.skipped_steps.inc()
         self._skipped_in_a_row += 1
         version, skipped = self._state.version, self._skipped_in_a_row
         logger.error("step skipped", extra={"version": version, "skipped_in_a_row": skipped})
-        for group in batch:
-            detail = "the gradient of its batch was not finite"
-            self._intake.report(GroupVerdict(group.group_id, Verdict.SUSPECT, detail), group.sampler_id)
+        self._records.refuse(batch)
         if skipped == SKIPPED_STEPS_IN_A_ROW:
             raise TrainingError(
                 f"{SKIPPED_STEPS_IN_A_ROW} gradients in a row were not finite; version {version} stays. "
                 "Lower learner.learning_rate, or begin a new run from an older checkpoint"
             )
-
-    def _pass_over(self, line: StepLine, batch: Batch) -> None:
-        """Consume a batch that taught nothing, without a step."""
-        for group in batch:
-            verdict = GroupVerdict(group.group_id, Verdict.UNINFORMATIVE, _UNINFORMATIVE)
-            self._intake.report(verdict, group.sampler_id)
-        self._metrics.uninformative_batches.inc()
-        self._metrics.show_batch(line)
-        if self._evidence.idle_batches % IDLE_BATCHES_A_SAMPLE == 1:
-            self._on_step(line, batch)
-        fields = {"version": line.version, "groups": len(batch), "reward_mean": line.reward_mean}
-        logger.info("batch taught nothing, no step taken", extra=fields)
-
-    def _show(self, line: StepLine, batch: Batch) -> None:
-        self._metrics.show_step(line)
-        self._metrics.groups.labels(Verdict.TRAINED).inc(len(batch))
-        self._metrics.gate_wait_seconds.observe(line.masters_wait_s or 0.0)
-        for group in batch:
-            self._intake.observe_lags(trained=group.spooled_at_s, total=group.sampling_finished_at_s)
-        report, recommended = asdict(line.report()), line.recommended_staleness
-        report["recommended_staleness"] = recommended and recommended.versions
-        logger.info("step", extra={**report, "tokens": line.numbers.tokens})

@@ -8,22 +8,27 @@ and writes the journal.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 
 from learner.intake.batch_buffer import BatchBuffer
+from learner.merging.contributor_streams import ContributorStreams
 from learner.metrics import Instruments
 from learner.step_log import StepLog
 from learner.training.checkpoint_writer import CheckpointWriter
 from learner.training.coordinator import Coordinator, hand_over
 from learner.training.evidence import Evidence
 from learner.training.group_intake import GroupIntake, group_rules
+from learner.training.merge_taker import MergeTaker
 from learner.training.order_taker import OrderTaker, VersionStager
-from learner.training.step_taker import OnStep, StepTaker
+from learner.training.step_records import OnStep, StepRecords
+from learner.training.step_taker import StepTaker
 from learner.training.training_state import TrainingState
 from learner.training.work_thread import WorkThread
 from node.clients.rollouts.rollout_drain import RolloutDrain
 from node.system.waits import drop, run_until
+from node.values.run import RunSettings
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +51,7 @@ class TrainingLoop:
         earlier: VersionStager,
         was_skipped: Callable[[int], bool],
         instruments: Instruments,
+        contributors: ContributorStreams | None = None,
     ) -> None:
         """Continue from where ``training_state`` was restored to.
 
@@ -53,6 +59,7 @@ class TrainingLoop:
             buffer: in which ``drain`` puts what it receives.
             earlier: versions that an operator may order a rollback to.
             was_skipped: returns whether a version was made and never published.
+            contributors: those whose steps are merged, instead of taking them here; None: there are none.
         """
         self._state = training_state
         self._coordinator = coordinator
@@ -65,6 +72,7 @@ class TrainingLoop:
         self._was_skipped = was_skipped
         self._instruments = instruments
         self._node_metrics = instruments.node_metrics
+        self._contributors = contributors
 
     @property
     def version(self) -> int:
@@ -97,7 +105,7 @@ class TrainingLoop:
             now=self._coordinator.now,
             metrics=instruments.metrics,
         )
-        steps = StepTaker(
+        records = StepRecords(
             state,
             coordinator=self._coordinator,
             intake=intake,
@@ -108,6 +116,8 @@ class TrainingLoop:
             thread=thread,
             instruments=instruments,
         )
+        steps = StepTaker(state, records, drain=drain, thread=thread, instruments=instruments)
+        merges = self._merges(run, records, intake, thread)
         orders = OrderTaker(
             self._earlier,
             state=state,
@@ -129,12 +139,17 @@ class TrainingLoop:
                 for group in await intake.admit():
                     if self.version == 0:
                         self._on_step(None, [group])
-                if batch := intake.next_batch(run.batch_groups, task_digest=self._coordinator.task_digest):
+                is_made = False
+                if merges is not None:
+                    is_made = await merges.advance()
+                elif batch := intake.next_batch(run.batch_groups, task_digest=self._coordinator.task_digest):
                     await steps.take(batch)
+                    is_made = True
+                if is_made:
                     self._show_best()
                     await checkpoints.begin_if_due()
                 elif not self._buffer.arrived:
-                    steps.groups_wait_s += await self._wait_for_groups(stopping)
+                    records.groups_wait_s += await self._wait_for_groups(stopping, merges)
             if why := state.completion:
                 logger.info("training complete", extra={"version": self.version, "why": why})
                 await run_until(stopping, self._hand_over())
@@ -145,11 +160,32 @@ class TrainingLoop:
             checkpoints.close()
             thread.close()
 
-    async def _wait_for_groups(self, stopping: asyncio.Event) -> float:
-        """Wait until something has come; return the seconds that took."""
+    def _merges(
+        self, run: RunSettings, records: StepRecords, intake: GroupIntake, thread: WorkThread
+    ) -> MergeTaker | None:
+        if self._contributors is None:
+            return None
+        return MergeTaker(
+            self._state,
+            records,
+            self._contributors,
+            run,
+            coordinator=self._coordinator,
+            buffer=self._buffer,
+            intake=intake,
+            drain=self._drain,
+            thread=thread,
+            instruments=self._instruments,
+        )
+
+    async def _wait_for_groups(self, stopping: asyncio.Event, merges: MergeTaker | None) -> float:
+        """Wait until something has come, or time alone makes something due; return the seconds that took."""
         started_s = self._instruments.clock.monotonic()
-        with self._node_metrics.waiting("rollout groups"):
-            await run_until(stopping, self._drain.arrival())
+        limit_s = None if merges is None else merges.pause_s
+        what = "rollout groups" if merges is None else merges.waits_for
+        with self._node_metrics.waiting(what), contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await run_until(stopping, self._drain.arrival())
         return self._instruments.clock.monotonic() - started_s
 
     async def _hand_over(self) -> None:

@@ -8,61 +8,41 @@ Blocking: call its methods from one thread. Nothing else writes the parameters; 
 through ``master_access``.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from learner.config import LearnerConfig
-from learner.intake.divergence_panel import Observed
 from learner.intake.trained_slots import TrainedSlots
 from learner.journal.checkpoint import CheckpointCopy, CheckpointStore
 from learner.journal.checkpoint_index import CHECKPOINTS
 from learner.journal.checkpoint_rules import CheckpointRules, Due
 from learner.journal.entry_rows import Origin
 from learner.journal.history import History
-from learner.journal.progress import BestVersion, Entry, NewsEntry, Progress, StepEntry
+from learner.journal.progress import BestVersion, NewsEntry, Progress, StepEntry
 from learner.journal.step_journal import StepJournal, read_journal
 from learner.masters.master_access import MasterAccess
+from learner.merging.handed_in import HandedIn
+from learner.merging.outer_optimizer import MergeInputs
 from learner.model.model import Policy, ScoringModel
 from learner.operator_orders import RollbackOrder
-from learner.step.step_inputs import next_step, switch_before, token_ages
+from learner.step.step_inputs import next_step, switch_before
 from learner.step.step_loss import StepLoss
 from learner.step.train_step import StepOutcome
 from learner.step.trainer import Trainer
-from learner.step_log import RollbackLine, StepLine, TrainedGroup
+from learner.step_log import RollbackLine, StepLine
+from learner.step_numbers import StepNumbers
 from learner.step_settings import StepSettings
+from learner.training.completion import TrainingError, completion_of
 from learner.training.random_state import RandomState
 from learner.training.replay import replay, settings_of
-from node.errors import HeteroRLError
+from learner.training.step_taken import StepTaken, entry_of, merged_outcome, observed_of, trained_of
 from node.system.clock import Clock
 from node.values.evaluation import EvaluationNotice
-from node.values.groups.rollout import EncodedGroup, RolloutGroup
+from node.values.groups.rollout import RolloutGroup
 from node.values.policy import PolicyVersion
 from node.values.run import StepRecord
 from node.wire.rollouts import source_of
-
-
-class TrainingError(HeteroRLError):
-    """Training cannot go on. The last good version stays checkpointed and published."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepTaken:
-    """The result of a batch. Nobody is told of a step before its entry is durable."""
-
-    line: StepLine
-    entry: Entry
-    """For the journal, with torch's random state before the step, and the groups. ``save`` adds the best
-    version."""
-    random_state: bytes
-    groups: tuple[EncodedGroup, ...]
-    observed: tuple[Observed, ...]
-    """Divergence of each group's behaviour policy from the version before the step."""
-
-    @property
-    def record(self) -> StepRecord | None:
-        """None: the batch taught nothing, so no step was taken, and the version stays."""
-        return self.entry.record if isinstance(self.entry, StepEntry) else None
 
 
 class TrainingState:
@@ -95,9 +75,17 @@ class TrainingState:
         self._clock = clock
         self._published = published
         self._masters_wait_s = 0.0
+        self.merged_norm = 0.0
+        """Norm of the mean change of the newest merge."""
         self.master_access = MasterAccess(monotonic=clock.monotonic)
         """Closed to readers from the optimizer's step until ``hold`` names the version."""
-        self.trainer = Trainer(policy, config, reference, before_writing=self._before_writing)
+        self.trainer = Trainer(
+            policy,
+            config,
+            reference,
+            before_writing=self._before_writing,
+            merges=config.merge is not None,
+        )
         """Told what to do from here alone."""
         checkpoints = CheckpointStore(
             directory / CHECKPOINTS, origin=origin, keep_every_versions=config.keep_every_versions
@@ -138,14 +126,7 @@ class TrainingState:
     @property
     def completion(self) -> str:
         """Why there is nothing left to do, in a few words; empty while there is."""
-        limit, goal = self.config.max_versions, self.config.stop_at_reward
-        if 0 < limit <= self.version:
-            return f"done: version {self.version} of {limit}"
-        window = self.config.stop_window_versions
-        reward = self.progress.window_mean(window=window)
-        if goal is not None and reward is not None and reward >= goal:
-            return f"done: mean reward {reward:.4g} over {window} batches, the goal is {goal:g}"
-        return ""
+        return completion_of(self.progress, self.config)
 
     @property
     def trained_slots(self) -> TrainedSlots:
@@ -176,29 +157,48 @@ class TrainingState:
         outcome = self.trainer.step(next_step(batch, settings, self.progress))
         if not outcome.is_finite:
             return None
-        if outcome.is_applied and not self.trainer.is_finite():
-            raise TrainingError(
-                f"step {self.version + 1} made parameters that are not finite; version {self.version} stays. "
-                "Lower learner.learning_rate, then start again"
-            )
+        if outcome.is_applied:
+            self._check_finite("step", "learner.learning_rate")
         self._is_saved = not outcome.is_applied
         step_s = self._clock.monotonic() - started_s
         line = self._line(batch, outcome, step_s=step_s, groups_wait_s=groups_wait_s)
-        observed = tuple(
-            Observed(one.sampler_id, kl_nats, token_ages(one, version=self.version))
-            for one, kl_nats in zip(batch, outcome.kl_nats_of_groups, strict=True)
-        )
+        observed = observed_of(batch, outcome.kl_nats_of_groups, version=self.version)
         if not outcome.is_applied:
             return StepTaken(line, NewsEntry(line.reward_mean, best=None), b"", (), observed)
-        entry = StepEntry(
-            line=line,
-            acknowledged_version=min((one.version for one in unacknowledged), default=line.version) - 1,
-            best=None,
-            entropy_switch=switch_before(self.progress, settings).observe(outcome.numbers.surprisal_nats),
-            settings=self._recorded_settings,
-            cuda_state_bytes=len(random_state.cuda),
-        )
+        entry = self._entry(line, outcome.numbers, unacknowledged=unacknowledged)
+        entry = replace(entry, cuda_state_bytes=len(random_state.cuda))
         return StepTaken(line, entry, random_state.to_bytes(), tuple(map(source_of, batch)), observed)
+
+    def take_merge(
+        self,
+        handed_in: Sequence[HandedIn],
+        groups: Mapping[str, RolloutGroup],
+        *,
+        unacknowledged: Sequence[StepRecord],
+        groups_wait_s: float,
+    ) -> StepTaken:
+        """Merge contributions into the next version. ``save`` must follow, as often as it takes.
+
+        Args:
+            handed_in: with changes; sorted by contributor.
+            groups: those of their steps, by id.
+            unacknowledged: as for ``take_step``, and so is ``groups_wait_s``.
+        Raises:
+            TrainingError: the parameters are not finite; the journal does not have it.
+            ValueError: a payload is broken; nothing has changed.
+        """
+        started_s, self._masters_wait_s = self._clock.monotonic(), 0.0
+        assert self.config.merge is not None
+        batch, outcome = merged_outcome(handed_in, groups, version=self.version)
+        self.merged_norm = self.trainer.merge(MergeInputs(handed_in, self.config.merge.of_merge))
+        self._check_finite("merge", "learner.merge.outer_rate")
+        self._is_saved = False
+        step_s = self._clock.monotonic() - started_s
+        line = self._line(batch, outcome, step_s=step_s, groups_wait_s=groups_wait_s)
+        entry = self._entry(line, outcome.numbers, unacknowledged=unacknowledged)
+        entry = replace(entry, contributed=tuple(one.contributed for one in handed_in))
+        observed = observed_of(batch, outcome.kl_nats_of_groups, version=self.version)
+        return StepTaken(line, entry, b"", tuple(one.journalled() for one in handed_in), observed)
 
     def save(self, taken: StepTaken, evaluated: EvaluationNotice) -> float:
         """Make a step durable, with the version that is the best by now; return the seconds that took.
@@ -288,24 +288,33 @@ class TrainingState:
             published=0 if published is None else published.number,
         )
 
+    def _check_finite(self, what: str, key: str) -> None:
+        if not self.trainer.is_finite():
+            raise TrainingError(
+                f"{what} {self.version + 1} made parameters that are not finite; version {self.version} "
+                f"stays. Lower {key}, then start again"
+            )
+
     def _before_writing(self) -> None:
         self._masters_wait_s += self.master_access.begin_writing()
+
+    def _entry(
+        self, line: StepLine, numbers: StepNumbers, *, unacknowledged: Sequence[StepRecord]
+    ) -> StepEntry:
+        switch = switch_before(self.progress, StepSettings.of(self.config)).observe(numbers.surprisal_nats)
+        return entry_of(line, switch, settings=self._recorded_settings, unacknowledged=unacknowledged)
 
     def _line(
         self, batch: Sequence[RolloutGroup], outcome: StepOutcome, *, step_s: float, groups_wait_s: float
     ) -> StepLine:
-        groups = tuple(
-            TrainedGroup(one.group_id, one.sampler_id, self.version - one.oldest_version) for one in batch
-        )
+        is_step = outcome.is_applied
         return StepLine(
-            version=self.version + outcome.is_applied,
+            version=self.version + is_step,
             at_s=self._clock.now(),
             step_s=step_s,
             numbers=outcome.numbers,
-            groups=groups,
+            groups=trained_of(batch, version=self.version),
             groups_wait_s=groups_wait_s,
             masters_wait_s=self._masters_wait_s,
-            changed_settings=(
-                self.progress.changed_by(self._recorded_settings) if outcome.is_applied else {}
-            ),
+            changed_settings=self.progress.changed_by(self._recorded_settings) if is_step else {},
         )

@@ -133,6 +133,7 @@ SECTIONS: Final = {
     "coordinator": "node.coordinator.config:CoordinatorConfig",
     "relay": "node.relay.config:RelayConfig",
     "learner": "learner.config:LearnerConfig",
+    "contributor": "learner.contributor.config:ContributorConfig",
     "sampler": "sampler.config:SamplerConfig",
     "verifier": "sampler.config:VerifierConfig",
 }
@@ -150,12 +151,20 @@ class NodeConfig:
     coordinator: BaseModel | None = None
     relay: BaseModel | None = None
     learner: BaseModel | None = None
+    contributor: BaseModel | None = None
     sampler: BaseModel | None = None
     verifier: BaseModel | None = None
 
     def section(self, model: type[Section]) -> Section:
         """Return a role's section by its model; a process that runs the role has it."""
-        for section in (self.coordinator, self.relay, self.learner, self.sampler, self.verifier):
+        for section in (
+            self.coordinator,
+            self.relay,
+            self.learner,
+            self.contributor,
+            self.sampler,
+            self.verifier,
+        ):
             if isinstance(section, model):
                 return section
         raise LookupError(f"no section is a {model.__name__}")

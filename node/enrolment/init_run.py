@@ -48,7 +48,11 @@ def init_run(directory: Path, *, run_id: str, hosts: Sequence[str], now: float) 
     authority.save(directory / Role.COORDINATOR / AUTHORITY_DIRECTORY)
     for role in INITIAL_ROLES:
         identity = issue_identity(
-            authority, Peer(run_id, role, role.value), hosts=hosts, now=now, lifetime_s=AUTHORITY_LIFETIME_S
+            authority,
+            Peer(run_id, role, role.value),
+            hosts=hosts if role is Role.COORDINATOR else (),
+            now=now,
+            lifetime_s=AUTHORITY_LIFETIME_S,
         )
         save_identity(identity, directory / role / IDENTITY_DIRECTORY)
     signing_key = SigningKey.generate()

@@ -4,8 +4,8 @@ the next one with the answer, for the same name and key.
     peer --Join, by the old certificate--> coordinator --JoinResponse.certificate--> peer
 
 A member joins again on its own once its certificate is due, so that no token and no operator is needed. A
-relay that release 0.3 enrolled has the coordinator's name in its certificate: it gets one with a relay's name
-at its first join as 0.4.
+relay that release 0.3 enrolled has the coordinator's name in its certificate, and a learner none: each gets
+one with the name by which its role is dialled at its first join as 0.4.
 """
 
 import logging
@@ -77,7 +77,7 @@ class Renewal:
 
 
 def _lacks_name(certificate: x509.Certificate, peer: Peer, protocol: int) -> bool:
-    if peer.role is not Role.RELAY or protocol < SPLICED:
+    if peer.role not in (Role.RELAY, Role.LEARNER) or protocol < SPLICED:
         return False
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return server_name(peer.run_id, peer.role) not in names.get_values_for_type(x509.DNSName)

@@ -51,7 +51,14 @@ MAX_LIFETIME_S: Final = 7 * 86400.0
 MOST_USES: Final = 1000
 """Peers that one token may let in: the machines of one start-up script."""
 
-ENROLLING_ROLES: Final = (Role.SAMPLER, Role.LEARNER, Role.RELAY, Role.VERIFIER, Role.OPERATOR)
+ENROLLING_ROLES: Final = (
+    Role.SAMPLER,
+    Role.LEARNER,
+    Role.RELAY,
+    Role.VERIFIER,
+    Role.CONTRIBUTOR,
+    Role.OPERATOR,
+)
 """A coordinator has its certificate from ``init``: it is the authority."""
 
 _READABLE: Final = stat.S_IRGRP | stat.S_IROTH

@@ -11,8 +11,11 @@ from node.values.run import Role
 _NAME: Final = re.compile(NAME_PATTERN)
 _SCHEME: Final = "spiffe://"
 
-HUB_ROLES: Final = frozenset({Role.COORDINATOR, Role.RELAY})
-"""Roles that serve others. Their certificates carry a name for clients to verify: see ``server_name``."""
+_SERVER_NAMES: Final = {Role.COORDINATOR: "hub", Role.RELAY: "relay", Role.LEARNER: "learner"}
+
+HUB_ROLES: Final = frozenset(_SERVER_NAMES)
+"""Roles that serve others; a learner serves contributors. Their certificates carry a name for clients to
+verify: see ``server_name``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ def is_name(text: str) -> bool:
 
 
 def server_name(run_id: str, role: Role) -> str:
-    """Return the DNS name in the certificates of a run's coordinators, or of its relays, at whatever host.
+    """Return the DNS name in the certificates of all peers of a run that serve in a role, at whatever host.
 
     Clients say and verify this name and no other. So addresses may change, no other member can pose as a hub,
     and no relay as a coordinator. A relay's port tells by it whom a client wants.
@@ -55,4 +58,4 @@ def server_name(run_id: str, role: Role) -> str:
     """
     if role not in HUB_ROLES:
         raise ValueError(f"a {role} serves nobody")
-    return f"{'relay' if role is Role.RELAY else 'hub'}.{run_id}.heterorl"
+    return f"{_SERVER_NAMES[role]}.{run_id}.heterorl"

@@ -10,7 +10,6 @@ nobody: what was mirrored before is served while the coordinator is away.
 import random
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 import grpc.aio
 
@@ -20,28 +19,21 @@ from node.clients.membership.join_call import Member
 from node.clients.membership.membership_client import MembershipClient, Uplink
 from node.enrolment.move_notice import MovedCoordinator
 from node.errors import StartupError
-from node.identity.own_identity import OwnIdentity
 from node.identity.revocation import COPY_NAME as REVOCATION_COPY
 from node.identity.revocation import RevocationCopy, RevocationList
 from node.process.role_context import RoleContext
 from node.process.service import Service
 from node.relay.config import RelayConfig
 from node.relay.metrics import RelayMetrics
-from node.relay.mirror import Mirror
 from node.relay.splice import Splice
 from node.rpc.channel import Purpose, dial
 from node.rpc.hub import Hub
 from node.serving.hub_setup import bucket_mirror, make_server, open_store
+from node.serving.mirror_setup import make_mirror
 from node.serving.policy_servicer import PolicyServicer
 from node.system.backoff import Backoff
 from node.values.run import Role
 from node.weights.store.artifact_store import ArtifactStore
-from node.weights.transfer.fetcher import Fetcher
-from node.weights.transfer.sources import Sources, dial_source
-
-BULK_CONNECTIONS: Final = 4
-"""For weights, to each source. A relay passes a frame on when all of it has arrived. The more frames share a
-link, the later the first one arrives: at 100 Mbit/s each hop costs 0.8 s with four and 1.6 s with eight."""
 
 
 async def build(context: RoleContext) -> list[Service]:
@@ -80,43 +72,9 @@ async def build(context: RoleContext) -> list[Service]:
             count_refusal=context.node_metrics.count_refusal,
         ),
     )
-    mirror = _mirror(context, store, _sources(context, config, hub, caller, control))
+    mirror = make_mirror(context, store, hub=hub, caller=caller, control=control, relays=config.upstream)
     services: list[Service] = [server, mirror, _membership(context, store, control, moved, revoked)]
     return services if bucket is None else [*services, bucket]
-
-
-def _sources(
-    context: RoleContext, config: RelayConfig, hub: Hub, caller: OwnIdentity, control: grpc.aio.Channel
-) -> Sources:
-    dial_upstream = partial(dial_source, caller=caller, connections=BULK_CONNECTIONS, now=context.clock.now())
-    coordinator = dial_upstream(hub, control=control)
-    relays = [dial_upstream(address, server=Role.RELAY) for address in config.upstream]
-    # A relay whose way to the coordinator is another relay has weights from that one alone.
-    is_reached_by_relays = set(hub.addresses) <= set(config.upstream)
-    return Sources(
-        relays or [coordinator],
-        last_resort=coordinator if relays and not is_reached_by_relays else None,
-        clock=context.clock,
-        random=random.random,
-        metrics=context.transfer_metrics,
-    )
-
-
-def _mirror(context: RoleContext, store: ArtifactStore, sources: Sources) -> Mirror:
-    fetcher = Fetcher(
-        sources,
-        public_key=context.run.learner_public_key,
-        run_id=context.run.run_id,
-        metrics=context.transfer_metrics,
-        random=random.random,
-    )
-    return Mirror(
-        store,
-        fetcher,
-        watch=sources.announcements,
-        count_refusal=context.node_metrics.count_refusal,
-        random=random.random,
-    )
 
 
 def _membership(

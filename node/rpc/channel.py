@@ -46,6 +46,7 @@ class Purpose(enum.StrEnum):
     CONTROL = "MembershipService"
     ROLLOUTS = "RolloutService"
     BULK = "PolicyService"
+    CONTRIBUTIONS = "MergeService"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ def dial(
             lambda address: _dialled(address, caller.current, purpose, server, keepalive),
             renewals=lambda: caller.renewals,
         )
-        if server is Role.RELAY:
+        if server is not Role.COORDINATOR:
             # It does not hear of the next certificate, and would refuse the calls of this one at its end.
             caller.watch(lambda _: channel.end_calls())
         return channel

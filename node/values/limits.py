@@ -15,6 +15,7 @@ ROLLOUT_MESSAGE_BYTES: Final = 72 << 20
 
 MESSAGE_BYTES: Final = {
     "EnrolmentService": TOKEN_BYTES + SIGNING_REQUEST_BYTES + 1024,  # the only one that strangers may call
+    "MergeService": ROLLOUT_MESSAGE_BYTES,  # groups for contributors
     "MembershipService": 4 << 20,  # a heartbeat with 10 000 metric samples is about 1 MiB
     "ModelService": 6 << 20,  # as PolicyService: a list, and chunks of 1 MiB
     "PolicyService": 6 << 20,  # a manifest and its envelope; chunks are 1 MiB

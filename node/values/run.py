@@ -22,9 +22,10 @@ class Role(enum.StrEnum):
     RELAY = "relay"
     OPERATOR = "operator"
     VERIFIER = "verifier"
+    CONTRIBUTOR = "contributor"
 
 
-MEMBER_ROLES: Final = (Role.LEARNER, Role.SAMPLER, Role.RELAY, Role.VERIFIER)
+MEMBER_ROLES: Final = (Role.LEARNER, Role.SAMPLER, Role.RELAY, Role.VERIFIER, Role.CONTRIBUTOR)
 """Roles that join a run and send heartbeats."""
 
 

@@ -14,9 +14,9 @@ from node.values.run import Role
 
 _LEARNER: Final = frozenset({Role.LEARNER})
 _SAMPLER: Final = frozenset({Role.SAMPLER})
-_RELAY: Final = frozenset({Role.RELAY})
+_SERVES: Final = frozenset({Role.RELAY, Role.LEARNER})
 _GRADES: Final = frozenset({Role.SAMPLER, Role.VERIFIER})
-_HAS_MODEL: Final = _LEARNER | _SAMPLER
+_HAS_MODEL: Final = _LEARNER | _SAMPLER | {Role.CONTRIBUTOR}
 _HAS_TOKENIZER: Final = _HAS_MODEL | {Role.VERIFIER}
 
 OWNERS: Final[Mapping[type[Message], Mapping[str, frozenset[Role]]]] = {
@@ -43,7 +43,7 @@ OWNERS: Final[Mapping[type[Message], Mapping[str, frozenset[Role]]]] = {
         "teaching": _LEARNER,
         "best_version": _LEARNER,
         "changes": _LEARNER,
-        "revocations_digest": _RELAY,
+        "revocations_digest": _SERVES,
         "sampler": _SAMPLER,
     },
 }

@@ -21,6 +21,7 @@ from pydantic import BaseModel
 
 from deploy.docs_site import configuration
 from learner.config import LearnerConfig
+from learner.contributor.config import ContributorConfig
 from learner.objective.menu import MENU
 from node.commands.cli import COMMANDS, main
 from node.config.setting_table import rows_of
@@ -57,6 +58,7 @@ SECTIONS: Final[dict[str, type[BaseModel]]] = {
     "coordinator": CoordinatorConfig,
     "relay": RelayConfig,
     "learner": LearnerConfig,
+    "contributor": ContributorConfig,
     "sampler": SamplerConfig,
     "verifier": VerifierConfig,
 }

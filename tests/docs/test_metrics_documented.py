@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Summa
 from prometheus_client.registry import Collector
 
 from deploy.check import DEPLOY
+from learner.contributor.metrics import ContributorMetrics
 from learner.metrics import LearnerMetrics
 from node.coordinator.fleet.membership import PeerState
 from node.coordinator.metrics import CoordinatorMetrics
@@ -31,6 +32,7 @@ ROOT: Final = DEPLOY.parent
 MONITORING: Final = DEPLOY / "monitoring"
 
 INSTRUMENT_MODULES: Final = {
+    "learner/contributor/metrics.py",
     "learner/metrics.py",
     "node/coordinator/metrics.py",
     "node/relay/metrics.py",
@@ -93,6 +95,7 @@ def instruments_in_code() -> dict[str, Instrument]:
     CoordinatorMetrics(registry)
     RelayMetrics(registry)
     LearnerMetrics(registry)
+    ContributorMetrics(registry)
     SamplerMetrics(registry)
     VerifierMetrics(registry)
     registered = (i for collector in registry.registered for i in instruments_of(collector))
@@ -172,7 +175,8 @@ def test_the_document_and_the_code_have_the_same_metrics() -> None:
 def test_names_follow_the_house_style() -> None:
     for instrument in instruments_in_code().values():
         assert re.fullmatch(
-            r"heterorl_(node|coordinator|relay|learner|sampler|verifier)_[a-z0-9_]+", instrument.name
+            r"heterorl_(node|coordinator|relay|learner|contributor|sampler|verifier)_[a-z0-9_]+",
+            instrument.name,
         )
         assert (instrument.type == "counter") == instrument.name.endswith("_total"), instrument.name
 

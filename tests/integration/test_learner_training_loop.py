@@ -16,7 +16,7 @@ from learner.journal.checkpoint_index import versions_in
 from learner.journal.progress import Progress
 from learner.objective.entropy_switch import EntropySwitch
 from learner.objective.slow_fast import slow_fast_step
-from learner.training.training_state import TrainingError
+from learner.training.completion import TrainingError
 from node.clients.rollouts import rollout_drain
 from node.errors import StartupError
 from node.values.groups.verdict import Verdict

@@ -33,6 +33,7 @@ class MadeRun:
     other_sampler: Identity
     relay: Identity
     verifier: Identity
+    contributor: Identity
     expired: Identity
     """A sampler whose certificate ran out an hour ago."""
     not_yet_valid: Identity
@@ -59,6 +60,7 @@ class MadeRun:
             Role.SAMPLER: self.sampler,
             Role.RELAY: self.relay,
             Role.VERIFIER: self.verifier,
+            Role.CONTRIBUTOR: self.contributor,
             Role.OPERATOR: self.operator,
         }[role]
 
@@ -101,6 +103,7 @@ def make_run(directory: Path, *, now: float, run_id: str = "example", hosts: tup
         other_sampler=sampler("sampler-2"),
         relay=peer(Role.RELAY, "relay-1"),
         verifier=peer(Role.VERIFIER, "verifier-1"),
+        contributor=peer(Role.CONTRIBUTOR, "contributor-1"),
         expired=sampler("expired", issued_at_s=now - LEAF_LIFETIME_S - 3600),
         not_yet_valid=sampler("early", issued_at_s=now + CLOCK_SKEW_S + 86400),
         foreign=sampler("stranger", issuer=Authority.create(run_id, now=now)),

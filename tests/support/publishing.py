@@ -141,6 +141,7 @@ async def publishing(
     threads: int = 2,
     max_staleness_versions: int = 1,
     oldest_usable: int = 0,
+    leaves_out_unchanged: bool = True,
 ) -> AsyncIterator[Publishing]:
     async def run_settings() -> RunSettings:
         return RunSettings("addition", 2, 2, max_staleness_versions, 1.0, hub_head, SAMPLING)
@@ -170,6 +171,7 @@ async def publishing(
         before_keyframe=before_keyframe,
         run_settings=run_settings,
         oldest_usable_version=lambda: oldest_usable,
+        leaves_out_unchanged=leaves_out_unchanged,
         instruments=instruments,
     )
     is_ready = asyncio.Event()

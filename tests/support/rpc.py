@@ -13,7 +13,7 @@ import pytest
 from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor
 
-from heterorl.v1 import membership_pb2, model_pb2, policy_pb2, rollout_pb2
+from heterorl.v1 import membership_pb2, merge_pb2, model_pb2, policy_pb2, rollout_pb2
 from node.errors import Reason, RefusedError
 from node.identity.identity_store import Identity
 from node.identity.revocation import RevocationList
@@ -27,7 +27,7 @@ from support.identity import MadeRun
 
 METHODS: dict[str, MethodDescriptor] = {
     f"/{service.full_name}/{method.name}": method
-    for file in (membership_pb2, model_pb2, policy_pb2, rollout_pb2)
+    for file in (membership_pb2, merge_pb2, model_pb2, policy_pb2, rollout_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }

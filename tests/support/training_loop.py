@@ -15,11 +15,13 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
+from heterorl.v1 import merge_pb2_grpc
 from learner.config import LearnerConfig
 from learner.intake.batch_buffer import BatchBuffer
 from learner.journal.entry_rows import Origin
 from learner.masters.master_access import MasterAccess
 from learner.masters.master_words import PolicyWords, root_of
+from learner.merging.contributor_streams import ContributorStreams
 from learner.metrics import Instruments
 from learner.model.model import Policy, load_policy
 from learner.publishing.earlier_versions import EarlierVersions
@@ -29,7 +31,11 @@ from learner.training.training_loop import TrainingLoop
 from learner.training.training_state import TrainingState
 from node.clients.rollouts.rollout_drain import RolloutDrain
 from node.identity.peer import Peer
+from node.identity.revocation import RevocationList
+from node.rpc.calls.live_rpcs import Admission
+from node.rpc.calls.server import RpcServer
 from node.rpc.channel import Purpose, dial
+from node.serving.merge_servicer import MergeServicer
 from node.system.backoff import Backoff
 from node.system.clock import SystemClock
 from node.telemetry.metrics import NodeMetrics
@@ -103,6 +109,9 @@ class RunningLearner:
     """Versions that a publisher would have published, the newest last."""
     hub: ScriptedHub
     directory: Path
+    base: PublicBase
+    server: RpcServer | None
+    """The contributors' server, where the learner merges."""
 
     @property
     def report(self) -> StepReport | None:
@@ -146,6 +155,18 @@ class RunningLearner:
 def kept_base(state: Path, words: PolicyWords) -> PublicBase:
     state.mkdir(exist_ok=True)
     return PublicBase.keep(state / "base.words", words.digests(), words.copy_frames, layout=words.layout)
+
+
+def contributors_server(contributors: ContributorStreams, *, listen: str) -> RpcServer:
+    servicer = MergeServicer(contributors)
+    return RpcServer(
+        "contributors",
+        listen=listen,
+        servicers=(partial(merge_pb2_grpc.add_MergeServiceServicer_to_server, servicer),),
+        identity=None,
+        admission=Admission("run", RevocationList(), SystemClock(), lambda **_: None),
+        drain_grace_s=1.0,
+    )
 
 
 @asynccontextmanager
@@ -212,6 +233,13 @@ async def learner(
     log = StepLog(state / "steps.jsonl")
     log.catch_up(training_state.progress.step)
     evidence = Evidence(config, clock=clock, metrics=instruments.metrics)
+    contributors, server = None, None
+    if config.merge is not None:
+        metrics = instruments.metrics.merging
+        contributors = ContributorStreams(
+            base.model.root, policy.layout.digest, wake=drain.wake, clock=clock, metrics=metrics
+        )
+        server = contributors_server(contributors, listen=config.merge.listen)
     loop = TrainingLoop(
         training_state,
         coordinator=told,
@@ -223,11 +251,14 @@ async def learner(
         earlier=EarlierVersions(state, base, policy.layout),
         was_skipped=lambda _: False,
         instruments=instruments,
+        contributors=contributors,
     )
     stopping = asyncio.Event()
     tasks = [
         asyncio.create_task(service.run(ready=lambda: None, stopping=stopping)) for service in (drain, loop)
     ]
+    if server is not None:
+        tasks.append(asyncio.create_task(server.run(ready=lambda: None, stopping=stopping)))
     try:
         yield RunningLearner(
             loop,
@@ -245,6 +276,8 @@ async def learner(
             published,
             hub,
             state,
+            base,
+            server,
         )
     finally:
         stopping.set()

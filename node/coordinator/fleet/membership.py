@@ -213,7 +213,7 @@ class Membership:
 def _are_twins(member: KnownPeer, instance: str) -> bool:
     if member.instance == instance or not (member.instance and instance):
         return False
-    return member.peer.role in (Role.SAMPLER, Role.RELAY)
+    return member.peer.role in (Role.SAMPLER, Role.RELAY, Role.CONTRIBUTOR)
 
 
 def _not_joined(peer: Peer) -> RefusedError:

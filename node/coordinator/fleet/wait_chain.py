@@ -38,7 +38,13 @@ REMEDIES: Final[Mapping[str, str]] = {
     "evaluation": "Held-out prompts are being answered, see `status`; evaluation.prompts asks fewer.",
     "checkpoint": "The learner's disk is slower than its steps, or learner.journal_bytes is small.",
     "disk": "Free space on the learner's disk; it goes on by itself.",
+    "contributors": "No contributor is connected: start one, or see its log and learner.merge.listen.",
+    "contributions": "Contributors train, or their changes travel; see `status`.",
     "newest ledger": "Restore the newest copy with `heterorl-node ledger restore`, or accept the loss.",
+    # contributors
+    "learner that merges": "It does not reach the learner, see contributor.learner and its log.",
+    "groups dealt": "The learner has admitted none that others do not hold: samplers are the slower part.",
+    "merged version": "The learner waits for the other contributors, or its version is on its way.",
     # samplers
     "graders": "Groups wait for their grades: raise sampler.grader_processes, or make the grader faster.",
     "groups at once": f"Its engine has room for more than sampler.concurrency_groups there. {_PACE}",

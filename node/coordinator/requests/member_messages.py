@@ -143,7 +143,7 @@ def _model(peer: Peer, request: membership_pb2.JoinRequest) -> Learner | Sampler
     if peer.role is Role.RELAY:
         return None
     base = base_model_from_wire(request)
-    if peer.role is Role.SAMPLER:
+    if peer.role in (Role.SAMPLER, Role.CONTRIBUTOR):
         return SamplerModel(request.layout_digest, _text(request), base, layout_summary=_summary(request))
     return from_wire(
         Learner,

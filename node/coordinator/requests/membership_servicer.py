@@ -160,7 +160,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         return notice
 
     def _revocations_for(self, peer: Peer, digest: bytes) -> membership_pb2.Revocations | None:
-        if peer.role is not Role.RELAY:
+        if peer.role is not Role.RELAY and not digest:  # it serves nobody
             return None
         current = self._door.revocations.current()
         return None if digest == current.digest else to_wire(membership_pb2.Revocations, current)

@@ -264,6 +264,8 @@ def _name_of(context: Context) -> str:
 def _port_of(service: str) -> str:
     if service == "EnrolmentService":
         return f"the coordinator's enrolment port (coordinator.enrolment_listen, {ENROLMENT_PORT} by default)"
+    if service == "MergeService":
+        return "the port that the learner serves contributors on (learner.merge.listen)"
     members = f"the coordinator's members port (coordinator.listen, {MEMBERS_PORT} by default)"
     return f"{members} and at relays" if service == "PolicyService" else members
 

@@ -29,6 +29,9 @@ synced to disk: 16 a second are allowed, and 512 at once, since all of a sampler
 _HEARTBEAT_RATE: Final = Rate(per_s=50, burst=200)
 """The shortest interval is 50 ms; answers to heartbeats bring some forward."""
 
+_CONTRIBUTION_RATE: Final = Rate(per_s=2000, burst=4000)
+"""Parts of a payload have up to 1 MiB: a line of 10 Gbit/s carries 1 200 a second."""
+
 
 def _none(_: Any) -> int:
     return 0
@@ -105,6 +108,9 @@ RULES: Final[dict[str, Rule]] = {
         is_answered_each=True,
     ),
     "/heterorl.v1.RolloutService/DrainRollouts": Rule(_LEARNER, is_endless=True),
+    "/heterorl.v1.MergeService/Contribute": Rule(
+        frozenset({Role.CONTRIBUTOR}), is_endless=True, rate=_JOIN_RATE, message_rate=_CONTRIBUTION_RATE
+    ),
     "/heterorl.v1.RolloutService/CheckRewards": Rule(frozenset({Role.VERIFIER}), is_endless=True),
 }
 """Every rpc; one that is missing here cannot be called."""

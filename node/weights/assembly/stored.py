@@ -16,7 +16,7 @@ from node.weights.assembly.apply import make_frame
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import Manifest
-from node.weights.planning.cheapest_chain import PUBLIC_VERSION, plan_fresh
+from node.weights.planning.cheapest_chain import PUBLIC_VERSION, plan_catch_up
 from node.weights.store.artifact_store import ArtifactStore
 
 
@@ -30,13 +30,15 @@ class StoredVersions:
     """The public base model; may be a memory map, of which a frame is read at a time."""
 
     @contextmanager
-    def opened(self, version: int) -> Iterator["StoredVersion"]:
-        """Yield a version, whose artifacts stay for the time of the body.
+    def opened(self, version: int, *, held: int = PUBLIC_VERSION) -> Iterator["StoredVersion"]:
+        """Yield the cheapest way to a version, whose artifacts stay for the time of the body.
 
+        Args:
+            held: a version whose words the caller has, from which the way may start.
         Raises RefusedError: UNKNOWN_VERSION: nothing stored leads there.
         """
         artifacts = [manifest.artifact for manifest in self.store.whole()]
-        path = () if version == PUBLIC_VERSION else plan_fresh(version, artifacts)
+        path = plan_catch_up(held, version, artifacts)
         if path is None:
             raise RefusedError(Reason.UNKNOWN_VERSION, f"no stored artifacts lead to version {version}")
         with ExitStack() as leases:

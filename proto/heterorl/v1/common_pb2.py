@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18heterorl/v1/common.proto\x12\x0bheterorl.v1\"-\n\rPolicyVersion\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x0c\n\x04root\x18\x02 \x01(\x0c\"|\n\x12SamplingParameters\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\x05\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\x05\x12\r\n\x05min_p\x18\x1e \x01(\x01\x12\x0c\n\x04stop\x18\x1f \x03(\t*\x8c\x01\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x14\n\x10ROLE_COORDINATOR\x10\x01\x12\x10\n\x0cROLE_LEARNER\x10\x02\x12\x10\n\x0cROLE_SAMPLER\x10\x03\x12\x0e\n\nROLE_RELAY\x10\x04\x12\x11\n\rROLE_OPERATOR\x10\x05\x12\x11\n\rROLE_VERIFIER\x10\x06*\xe8\x01\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\x13\n\x0fVERDICT_SPOOLED\x10\x01\x12\x14\n\x10VERDICT_ACCEPTED\x10\x02\x12\x11\n\rVERDICT_STALE\x10\x03\x12\x15\n\x11VERDICT_DUPLICATE\x10\x04\x12\x13\n\x0fVERDICT_FOREIGN\x10\x05\x12\x15\n\x11VERDICT_MALFORMED\x10\x06\x12\x13\n\x0fVERDICT_SUSPECT\x10\x07\x12\x13\n\x0fVERDICT_TRAINED\x10\x08\x12\x19\n\x15VERDICT_UNINFORMATIVE\x10nb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18heterorl/v1/common.proto\x12\x0bheterorl.v1\"-\n\rPolicyVersion\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x0c\n\x04root\x18\x02 \x01(\x0c\"|\n\x12SamplingParameters\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\x05\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\x05\x12\r\n\x05min_p\x18\x1e \x01(\x01\x12\x0c\n\x04stop\x18\x1f \x03(\t*\xa2\x01\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x14\n\x10ROLE_COORDINATOR\x10\x01\x12\x10\n\x0cROLE_LEARNER\x10\x02\x12\x10\n\x0cROLE_SAMPLER\x10\x03\x12\x0e\n\nROLE_RELAY\x10\x04\x12\x11\n\rROLE_OPERATOR\x10\x05\x12\x11\n\rROLE_VERIFIER\x10\x06\x12\x14\n\x10ROLE_CONTRIBUTOR\x10\x07*\xe8\x01\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\x13\n\x0fVERDICT_SPOOLED\x10\x01\x12\x14\n\x10VERDICT_ACCEPTED\x10\x02\x12\x11\n\rVERDICT_STALE\x10\x03\x12\x15\n\x11VERDICT_DUPLICATE\x10\x04\x12\x13\n\x0fVERDICT_FOREIGN\x10\x05\x12\x15\n\x11VERDICT_MALFORMED\x10\x06\x12\x13\n\x0fVERDICT_SUSPECT\x10\x07\x12\x13\n\x0fVERDICT_TRAINED\x10\x08\x12\x19\n\x15VERDICT_UNINFORMATIVE\x10nb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,9 +32,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'heterorl.v1.common_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ROLE']._serialized_start=215
-  _globals['_ROLE']._serialized_end=355
-  _globals['_VERDICT']._serialized_start=358
-  _globals['_VERDICT']._serialized_end=590
+  _globals['_ROLE']._serialized_end=377
+  _globals['_VERDICT']._serialized_start=380
+  _globals['_VERDICT']._serialized_end=612
   _globals['_POLICYVERSION']._serialized_start=41
   _globals['_POLICYVERSION']._serialized_end=86
   _globals['_SAMPLINGPARAMETERS']._serialized_start=88

@@ -39,6 +39,8 @@ class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType],
     """A person or a script that asks for the state of the run; changes nothing."""
     ROLE_VERIFIER: _Role.ValueType  # 6
     """Works out again the rewards of some groups; needs no GPU."""
+    ROLE_CONTRIBUTOR: _Role.ValueType  # 7
+    """Takes steps for the learner, where that merges them; signs nothing."""
 
 class Role(_Role, metaclass=_RoleEnumTypeWrapper):
     """What a peer may do in a run. The role is part of the peer's certificate."""
@@ -57,6 +59,8 @@ ROLE_OPERATOR: Role.ValueType  # 5
 """A person or a script that asks for the state of the run; changes nothing."""
 ROLE_VERIFIER: Role.ValueType  # 6
 """Works out again the rewards of some groups; needs no GPU."""
+ROLE_CONTRIBUTOR: Role.ValueType  # 7
+"""Takes steps for the learner, where that merges them; signs nothing."""
 Global___Role: _TypeAlias = Role  # noqa: Y015
 
 class _Verdict:

@@ -336,7 +336,7 @@ class HeartbeatRequest(_message.Message):
     waits_for: _builtins.str
     """What the peer waits for right now ("prompt lease", "policy version", ...). Empty: nothing."""
     revocations_digest: _builtins.bytes
-    """Relays: digest of the revocations they have from the coordinator. Others: empty."""
+    """Relays, and learners that serve contributors: digest of the revocations they have from the coordinator. Others: empty."""
     instance: _builtins.str
     """As in JoinRequest."""
     best_version: _builtins.int
@@ -715,7 +715,7 @@ class HeartbeatResponse(_message.Message):
 
     @_builtins.property
     def revocations(self) -> Global___Revocations:
-        """Relays whose digest differs: who is shut out of the run. Unset: unchanged, or not a relay."""
+        """Those whose digest differs: who is shut out of the run. Unset: unchanged, or none was sent."""
 
     def __init__(
         self,

@@ -85,7 +85,7 @@ def test_only_peers_that_left_are_forgotten_longest_gone_first(
     assert len(members.members) == 3
 
 
-@pytest.mark.parametrize("role", [Role.SAMPLER, Role.RELAY])
+@pytest.mark.parametrize("role", [Role.SAMPLER, Role.RELAY, Role.CONTRIBUTOR])
 def test_a_name_belongs_to_the_process_that_is_here(members: Membership, role: Role) -> None:
     peer = Peer("run", role, "s1")
     members.join(peer, 0, instance="first")

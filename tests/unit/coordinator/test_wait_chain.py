@@ -10,11 +10,13 @@ import pytest
 import learner
 import node
 import sampler
+from learner.contributor import contributor_state
 from node.commands.status.why_stalled_command import told
 from node.coordinator.fleet.wait_chain import (
     PASSING,
     PASSING_S,
     REMEDIES,
+    ROLLOUT_GROUPS,
     WAITS_SHOWN,
     WORK_AS_USUAL,
     Facts,
@@ -229,11 +231,13 @@ def test_every_wait_that_our_code_can_name_has_a_remedy() -> None:
     named = {
         "policy version",
         "policy fetch",
+        *(ROLLOUT_GROUPS, "contributors", "contributions"),  # a learner that merges
         "newest ledger",
         "prompt lease",
         TOO_FEW_GROUPS,
         *BACKLOGS.values(),
         *map(str, clock_comparison.AwaitedClock),
+        *(contributor_state.LEARNER, contributor_state.GROUPS, contributor_state.MERGED),
     }
     assert literals | bounds | named == REMEDIES.keys()
 

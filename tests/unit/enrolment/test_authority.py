@@ -39,7 +39,7 @@ def test_a_certificate_names_exactly_its_peer_and_only_hubs_have_a_hubs_name(
     authority: Authority, role: Role
 ) -> None:
     certificate = issue(authority, role, hosts=("hub.example.org", "192.0.2.7"))
-    is_hub = role in (Role.COORDINATOR, Role.RELAY)
+    is_hub = role in (Role.COORDINATOR, Role.RELAY, Role.LEARNER)
     assert names(certificate).get_values_for_type(x509.UniformResourceIdentifier) == [
         f"spiffe://run/{role}/node"
     ]

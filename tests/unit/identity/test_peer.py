@@ -1,7 +1,7 @@
 import pytest
 
 from node.errors import Reason
-from node.identity.peer import Peer, is_name, server_name
+from node.identity.peer import HUB_ROLES, Peer, is_name, server_name
 from node.values.run import Role
 from support.refusals import refused
 
@@ -54,9 +54,9 @@ def test_a_name_is_a_dns_label(text: str, expected: bool) -> None:
     assert is_name(text) is expected
 
 
-def test_the_coordinators_and_the_relays_of_each_run_have_a_name_of_their_own() -> None:
+def test_those_that_serve_in_a_role_have_a_name_of_their_own_in_each_run() -> None:
     assert server_name("a", Role.COORDINATOR) == "hub.a.heterorl"
-    names = {server_name(run, role) for run in "ab" for role in (Role.COORDINATOR, Role.RELAY)}
-    assert len(names) == 4
+    names = {server_name(run, role) for run in "ab" for role in HUB_ROLES}
+    assert len(names) == 6
     with pytest.raises(ValueError, match="sampler"):
         server_name("a", Role.SAMPLER)

@@ -56,6 +56,14 @@ async def test_a_version_that_changes_no_word_is_not_published_before_its_number
         assert (fetched(running.store, base=held(0), version=5).words == words_of(5)).all()
 
 
+async def test_contributors_get_every_version_whatever_it_changes(tmp_path: Path) -> None:
+    async with publishing(
+        tmp_path, start=held(0), max_staleness_versions=8, leaves_out_unchanged=False
+    ) as running:
+        await running.publish(1, 0)
+        await running.publish(2, 1, words_of=1)
+
+
 async def test_a_rollback_to_the_words_that_are_published_is_published_since_older_groups_are_refused(
     tmp_path: Path,
 ) -> None:

@@ -121,7 +121,7 @@ def test_the_configuration_command_shows_every_value_and_its_source(
     assert values["node.drain_timeout_s"]["meaning"].startswith("How long a stopping daemon may finish")
 
 
-ROLES = ("coordinator", "relay", "learner", "sampler", "verifier")
+ROLES = ("coordinator", "relay", "learner", "contributor", "sampler", "verifier")
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -5,7 +5,7 @@ from google.protobuf.message import Message
 
 from heterorl.v1 import membership_pb2
 from node.errors import Reason
-from node.values.run import Role
+from node.values.run import MEMBER_ROLES, Role
 from node.wire.members import OWNERS, base_model_from_wire, check_owners
 from support.refusals import refused
 
@@ -38,7 +38,7 @@ SAID: dict[str, object] = {
 @pytest.mark.parametrize(
     ("message_type", "field"), [(message, field) for message, fields in OWNERS.items() for field in fields]
 )
-@pytest.mark.parametrize("role", [Role.LEARNER, Role.SAMPLER, Role.RELAY, Role.VERIFIER])
+@pytest.mark.parametrize("role", MEMBER_ROLES)
 def test_a_field_is_taken_from_its_owners_only(message_type: type[Message], field: str, role: Role) -> None:
     message = message_type(**{field: SAID[field]})
     if role in OWNERS[message_type][field]:

@@ -77,7 +77,7 @@ class StatedText:
 
 @dataclass(frozen=True, slots=True)
 class SamplerModel:
-    """A sampler's model by its own account; empty: it does not know, or is older software."""
+    """A sampler's or contributor's model by its own account; empty: not known, or older software."""
 
     layout_digest: bytes
     text: StatedText

@@ -1,10 +1,10 @@
-"""Keeps a relay's store like that of its upstream: newest first, one artifact at a time.
+"""Keeps a store of policy versions like that of its upstream: newest first, one artifact at a time.
 
     announced upstream -> next_artifact() -> manifest -> offer -> missing frames -> store
              ^                                                                        |
              `---- announced again, link cut, damaged or removed here: plan again ----'
 
-The plan (``mirror_state``) is the one a learner uploads by: first what moves this relay to the head, then the
+The plan (``mirror_state``) is the one a learner uploads by: first what moves this store to the head, then the
 newest keyframe for late joiners, then the rest. What does not move the head makes way for what does, as soon
 as the frames begun are whole; it stays on disk, and is continued later.
 """
@@ -16,13 +16,13 @@ from dataclasses import replace
 from functools import partial
 
 from node.errors import CountRefusal, Reason, RefusedError
-from node.relay.mirror_state import MirrorState
 from node.rpc.call_ends import ConnectionLost
 from node.system.backoff import Backoff
 from node.system.waits import run_until, while_it_may
 from node.values.policy import Announcement, Artifact, ArtifactKey
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.fetcher import Fetcher
+from node.weights.transfer.mirror_state import MirrorState
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Mirror:
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Mirror until ``stopping``.
 
-        Raises RefusedError: upstream will never announce anything to this relay.
+        Raises RefusedError: upstream will never announce anything to this peer.
         """
         loop = asyncio.get_running_loop()
         with self._store.listening(lambda: loop.call_soon_threadsafe(self._changed.set)):

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from node.relay.mirror_state import MirrorState
 from node.values.policy import NO_BASE, Announcement, Artifact, ArtifactKey, PolicyVersion
 from node.weights.planning.cheapest_chain import PUBLIC_VERSION
+from node.weights.transfer.mirror_state import MirrorState
 
 
 def artifact(version: int, base: int, size_bytes: int = 1) -> Artifact:

@@ -1,4 +1,4 @@
-"""Compares a relay's store with its upstream's announcement, and picks what to copy next; pure."""
+"""Compares a mirror's store with its upstream's announcement, and picks what to copy next; pure."""
 
 from dataclasses import dataclass, replace
 

@@ -1,0 +1,1 @@
+"""Several learners on small tasks, merged by the learner's own formulas: see ``bench.learners``."""

@@ -1,0 +1,130 @@
+"""The report: every arm beside one learner on the same groups, as Markdown."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from bench.learners_lab.arms import LEARNERS, LOCAL_STEPS, ONE_LEARNER, TASKS, Outcome
+from bench.learners_lab.exchange import FLOAT32_BYTES
+from bench.learners_lab.simulation import EVALUATIONS
+from bench.shared.markdown import table
+from bench.staleness_lab.report import interval_text
+from bench.staleness_lab.statistics import CONFIDENCE, Interval, simultaneous
+
+_ENTRIES: Final = 135e6
+_STEP_S: Final = 10.0
+_RTT_S: Final = 0.15
+_LINES: Final = {"10 Mbit/s": 10e6, "100 Mbit/s": 100e6}
+"""Uplink of each learner, bits a second."""
+_SHARE: Final = 0.95
+"""Part of what one learner gains at which the clock stops."""
+
+_ABOUT: Final = """\
+# Several learners
+
+One learner, and two or four whose changes are merged by the formulas of `learner/merging`. Every arm of a
+task consumes the same groups: prompts and draws of a group follow from seed and place alone. Groups are
+drawn by the newest merged version; each learner has the default objective and an Adam of its own. Its rate
+is the task's times the number of learners, over what a version takes over of a change in the end (outer rate
+/ (1 - momentum)): otherwise rates and momenta would be compared by the size of their steps. Of x 1, x 2 and
+x 4, times the number of learners was nearest to one learner for four in step, on three seeds that are not
+here; at x 1, four learners need four times the groups on *safes*. A run ends at the mean of its last three
+of {evaluations} evaluations of the merged version. Tasks are those of the staleness laboratory: *safes*, a
+table of logits with a sparse reward, {safes} groups; *sorting*, a two-layer language model, {sorting}
+groups. Both are tiny beside a real model: methods are compared, not predicted.
+
+Differences are to one learner, in points of score, on the same {seeds} seeds; the intervals of one table hold
+together with a confidence of {confidence:.0%}. *Alarm*: seeds in which `GrowthAlarm` came on.
+
+*Sent* is what one learner hands in during the run, in bytes for each entry of the model; *fewer* compares it
+with steps in step at float32. *Hours* are computed, not measured: a model of {millions:.0f} million entries,
+{step:g} s a step, each learner's uplink at {rtt:.0f} ms, until {share:.0%} of what one learner gains is
+reached. A round takes H steps and the exchange, or the longer of both where they overlap. The way down is not
+counted.
+"""
+
+
+def write_report(path: Path, outcomes: Sequence[Outcome]) -> None:
+    """Write what the finished cells show."""
+    about = _ABOUT.format(
+        evaluations=EVALUATIONS,
+        seeds=len(outcomes[0].seeds) if outcomes else 0,
+        confidence=CONFIDENCE,
+        millions=_ENTRIES / 1e6,
+        step=_STEP_S,
+        rtt=1000 * _RTT_S,
+        share=_SHARE,
+        **{task: plan.groups for task, plan in TASKS.items()},
+    )
+    parts = [about]
+    for task in TASKS:
+        here = [outcome for outcome in outcomes if outcome.task == task]
+        one = next((outcome for outcome in here if outcome.name == ONE_LEARNER.name), None)
+        if one is not None:
+            parts += [_methods_table(task, one, here), _rates_table(task, one, here)]
+    path.write_text("\n\n".join(parts) + "\n")
+
+
+def _methods_table(task: str, one: Outcome, outcomes: Sequence[Outcome]) -> str:
+    named = [outcome for outcome in outcomes if outcome.name == outcome.settings["method"]]
+    target = one.scores_mean[0] + _SHARE * (one.ends.mean() - one.scores_mean[0])
+    rows = [[ONE_LEARNER.name, f"{100 * one.ends.mean():.1f}", *["-"] * (4 + len(_LINES))]]
+    for outcome, difference in zip(named, _differences(one, named), strict=True):
+        sent = outcome.sent_bytes / outcome.entries
+        in_step = FLOAT32_BYTES * outcome.rounds * outcome.settings["local_steps"]
+        rows.append(
+            [
+                f"{outcome.name}, {outcome.learners} learners",
+                f"{100 * outcome.ends.mean():.1f}",
+                interval_text(difference),
+                f"{sent:.3g}",
+                f"{in_step / sent:.0f} x" if sent else "-",
+                str(outcome.alarms),
+                *(_hours_text(outcome, target, bits_per_s) for bits_per_s in _LINES.values()),
+            ]
+        )
+    head = ["arm", "end", "to one learner", "sent", "fewer", "alarm", *(f"hours, {name}" for name in _LINES)]
+    return f"## {task}: methods\n\n{table(head, rows)}"
+
+
+def _rates_table(task: str, one: Outcome, outcomes: Sequence[Outcome]) -> str:
+    plain = [outcome for outcome in outcomes if ", H " in outcome.name]
+    found = {}
+    for outcome, difference in zip(plain, _differences(one, plain), strict=True):
+        overlap, _, rates = outcome.name.split(", ")
+        alarm = f" ({outcome.alarms} alarms)" if outcome.alarms else ""
+        place = (outcome.learners, outcome.settings["local_steps"])
+        found[rates, overlap, place] = interval_text(difference) + alarm
+    places = [(learners, steps) for learners in LEARNERS for steps in LOCAL_STEPS]
+    lines = dict.fromkeys((rates, overlap) for rates, overlap, _ in found)
+    rows = [
+        [f"{rates}, {overlap}", *(found.get((rates, overlap, place), "-") for place in places)]
+        for rates, overlap in sorted(lines, reverse=True)
+    ]
+    head = ["rate / momentum, overlap", *(f"{learners} learners, H {steps}" for learners, steps in places)]
+    return f"## {task}: overlap, local steps and outer rates\n\n{table(head, rows)}"
+
+
+def _differences(one: Outcome, others: Sequence[Outcome]) -> list[Interval]:
+    return simultaneous(np.array([other.ends - one.ends for other in others])) if others else []
+
+
+def _hours_text(outcome: Outcome, target: float, bits_per_s: float) -> str:
+    reached = [i for i, score in enumerate(outcome.scores_mean) if score >= target]
+    if not reached:
+        return "-"
+    rounds = outcome.rounds * reached[0] / (len(outcome.scores_mean) - 1)
+    payload_bytes = outcome.sent_bytes / outcome.rounds / outcome.entries * _ENTRIES
+    exchange_s = 2 * _RTT_S + 8 * payload_bytes / bits_per_s
+    compute_s = outcome.settings["local_steps"] * _STEP_S
+    overlaps = outcome.settings["overlap"] != "wait"
+    return f"{rounds_s(rounds, compute_s, exchange_s, overlaps=overlaps) / 3600:.2f}"
+
+
+def rounds_s(rounds: float, compute_s: float, exchange_s: float, *, overlaps: bool) -> float:
+    """Return how long rounds take whose exchange overlaps with the next round's steps, or follows its own."""
+    if not overlaps:
+        return rounds * (compute_s + exchange_s)
+    return compute_s + (rounds - 1) * max(compute_s, exchange_s) + exchange_s

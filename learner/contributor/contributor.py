@@ -1,0 +1,218 @@
+"""Does what ``contributor_state`` says: trains, hands in, goes over to versions; a service.
+
+    stream --terms, groups, answers--> state --next move--> trainer, in a thread
+    mirror --versions--> store ----------^                     '--contribution--> stream
+
+Nothing of it is durable: a contributor that starts again begins at the newest version, with moments of zero,
+and the learner deals the groups that it held to others.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import grpc.aio
+
+from learner.contributor.contributor_state import (
+    Adopt,
+    ContributorState,
+    HandIn,
+    Leave,
+    Train,
+    WaitFor,
+)
+from learner.contributor.held_words import HeldWords
+from learner.contributor.local_trainer import LocalTrainer
+from learner.contributor.metrics import ContributorMetrics
+from learner.contributor.terms import Terms
+from node.clients.contributions.contribute_stream import ContributeStream, Listener
+from node.errors import RefusedError
+from node.system.backoff import Backoff
+from node.system.clock import Clock
+from node.system.waits import put_away, run_until, wait_at_most
+from node.telemetry.metrics import NodeMetrics
+from node.values.contribution import ContributionAnswer
+from node.values.groups.rollout import EncodedGroup
+from node.values.run import RunSettings
+from node.weights.store.artifact_store import ArtifactStore
+
+logger = logging.getLogger(__name__)
+
+LAST_ANSWER_LIMIT_S: Final = 10.0
+"""Longest wait for the answer to the last contribution once the contributor stops: a merge may wait for
+others, and the learner has the contribution then."""
+
+
+class Contributor:
+    """A service; ready at once."""
+
+    name = "contributor"
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        trainer: LocalTrainer,
+        words: HeldWords,
+        store: ArtifactStore,
+        *,
+        layout_digest: bytes,
+        run_settings: Callable[[], Awaitable[RunSettings]],
+        clock: Clock,
+        random: Callable[[], float],
+        metrics: ContributorMetrics,
+        node_metrics: NodeMetrics,
+    ) -> None:
+        """Contribute over ``channel``, to the learner."""
+        self._state = ContributorState()
+        self._trainer = trainer
+        self._words = words
+        self._store = store
+        self._run_settings = run_settings
+        self._clock = clock
+        self._backoff = Backoff(random)
+        self._metrics = metrics
+        self._node_metrics = node_metrics
+        self._changed = asyncio.Event()
+        self._terms: Terms | None = None
+        """The terms that the trainer goes by."""
+        self._handed_in_at_s = 0.0
+        self._stops_at_s: float | None = None
+        self._stream = ContributeStream(
+            channel,
+            self._state,
+            layout_digest=layout_digest,
+            base_root=words.version.root,
+            listener=Listener(self._changed.set, self._note_answer, metrics.lost_streams.inc),
+            backoff=Backoff(random),
+        )
+
+    async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
+        """Contribute until ``stopping``; then end the step, hand in what is trained and give the rest back.
+
+        Raises:
+            RefusedError: the learner has another model. StartupError: its terms cannot be kept.
+            TrainingError: masters were not finite.
+        """
+        ready()
+        loop = asyncio.get_running_loop()
+        stream: asyncio.Task[None] | None = None
+        stopped = asyncio.create_task(self._wake_at(stopping))
+        try:
+            with self._store.listening(lambda: loop.call_soon_threadsafe(self._changed.set)):
+                if not await self._has_joined(stopping):
+                    return
+                stream = asyncio.create_task(self._stream.run())
+                work = asyncio.create_task(self._work(stopping))
+                try:
+                    await asyncio.wait({stream, work}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    # Work in a thread goes on to its end, and masters are not read meanwhile.
+                    await put_away(*(task for task in (stream, work) if not task.done()))
+                for task in (work, stream):
+                    if not task.cancelled():
+                        task.result()
+        finally:
+            await put_away(stopped)
+        if self._state.held_group_ids:
+            await self._stream.say_goodbye()
+
+    async def _has_joined(self, stopping: asyncio.Event) -> bool:
+        async def join() -> None:
+            head = (await self._run_settings()).head
+            self._state.starts_from(0 if head is None else head.number)
+
+        await run_until(stopping, join())
+        return not stopping.is_set()
+
+    async def _wake_at(self, stopping: asyncio.Event) -> None:
+        await stopping.wait()
+        self._changed.set()
+
+    async def _work(self, stopping: asyncio.Event) -> None:
+        while True:
+            self._changed.clear()
+            if (terms := self._state.terms) is not None and terms != self._terms:
+                await asyncio.to_thread(self._trainer.take, terms)
+                self._terms = terms
+            self._state.available(await asyncio.to_thread(self._words.newest))
+            self._metrics.held_groups.set(self._state.held_groups)
+            match self._state.next_move(is_stopping=stopping.is_set()):
+                case Train(batch):
+                    await self._train(batch)
+                case HandIn(number):
+                    await self._hand_in(number)
+                case Adopt() as move:
+                    await self._adopt(move)
+                case WaitFor(what):
+                    limit_s = self._rest_s(stopping)
+                    if limit_s == 0:
+                        return
+                    with self._node_metrics.waiting(what):
+                        await wait_at_most(self._changed, limit_s)
+                case Leave():
+                    return
+            self._stream.wake()
+
+    def _rest_s(self, stopping: asyncio.Event) -> float | None:
+        """Return how long the contributor may still wait; None: it is not to stop."""
+        if not stopping.is_set():
+            return None
+        now = self._clock.monotonic()
+        self._stops_at_s = self._stops_at_s or now + LAST_ANSWER_LIMIT_S
+        return max(0.0, self._stops_at_s - now)
+
+    async def _train(self, batch: Sequence[EncodedGroup]) -> None:
+        started_s, version = self._clock.monotonic(), self._state.version
+        outcome = await asyncio.to_thread(self._trainer.step, batch, version=version)
+        self._state.trained([group.group_id for group in batch])
+        step_s = self._clock.monotonic() - started_s
+        self._metrics.step_seconds.observe(step_s)
+        applied = "step" if outcome.is_applied else "uninformative"
+        what = applied if outcome.is_finite else "not_finite"
+        self._metrics.batches.labels(what).inc()
+        self._metrics.idle_steps.inc(outcome.is_applied and bool(self._trainer.notice))
+        fields = {"version": version, "groups": len(batch), "outcome": what, "step_s": round(step_s, 3)}
+        logger.info("batch trained on", extra={**fields, "reward_mean": outcome.numbers.batch.reward_mean})
+
+    async def _hand_in(self, number: int) -> None:
+        started_s, version = self._clock.monotonic(), self._state.version
+        contribution, report = await asyncio.to_thread(self._trainer.hand_in, number, version=version)
+        self._handed_in_at_s = self._clock.monotonic()
+        self._state.handed_in(contribution)
+        self._metrics.hand_in_seconds.observe(self._handed_in_at_s - started_s)
+        self._metrics.payload_bytes.inc(len(contribution.payload))
+        self._metrics.change_norm.set(report.norm)
+        fields = {"number": number, "version": version, "steps": len(report.steps), "norm": report.norm}
+        if report.steps and not report.norm:
+            logger.warning("a contribution changes nothing", extra={**fields, "why": self._trainer.notice})
+        logger.info("contribution handed in", extra={**fields, "bytes": len(contribution.payload)})
+
+    def _note_answer(self, answer: ContributionAnswer) -> None:
+        if answer.merged_version is not None:
+            self._metrics.contributions.labels("merged").inc()
+            logger.info(
+                "contribution merged", extra={"number": answer.number, "version": answer.merged_version}
+            )
+            return
+        self._metrics.contributions.labels("refused").inc()
+        logger.warning(
+            "contribution refused, its groups are dealt again",
+            extra={"number": answer.number, "detail": answer.detail},
+        )
+
+    async def _adopt(self, move: Adopt) -> None:
+        travelled = not self._state.is_idle
+        try:
+            await asyncio.to_thread(self._trainer.adopt, move.version, is_refused=move.is_refused)
+        except RefusedError as refused:
+            self._node_metrics.count_refusal(service="PolicyService", reason=refused.reason)
+            logger.warning("version not made", extra={"version": move.version, "detail": str(refused)})
+            await self._backoff.wait(self._changed)
+            return
+        self._backoff.reset()
+        if travelled:
+            self._metrics.answer_seconds.observe(self._clock.monotonic() - self._handed_in_at_s)
+        self._state.adopted(move.version)
+        self._metrics.version.set(move.version)
+        logger.info("trains from a version", extra={"version": move.version})

@@ -1,0 +1,165 @@
+"""Takes a contributor's steps, and makes contributions of them. Blocking; one call at a time.
+
+groups --step--> a LocalStep; or a batch that taught nothing, or that was not finite
+steps, change of the masters --hand in--> header and payload
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import blake3
+
+from learner.contributor.held_words import HeldWords
+from learner.contributor.local_masters import LocalMasters
+from learner.contributor.terms import Terms
+from learner.merging.changes.coder import ChangeEncoder
+from learner.merging.changes.word_changes import WordsBefore
+from learner.merging.contribution import ContributionReport, LocalStep
+from learner.merging.formulas.fragments import Fragments
+from learner.model.model import Policy, ScoringModel
+from learner.step.step_inputs import StepInputs
+from learner.step.step_loss import StepLoss
+from learner.step.train_step import StepOutcome
+from learner.step.trainer import Trainer
+from learner.step_log import TrainedGroup
+from learner.training.completion import TrainingError
+from node.values.contribution import Contribution
+from node.values.groups.rollout import EncodedGroup
+from node.wire.rollouts import group_from_wire
+
+DIGEST_BYTES: Final = 16
+"""Size of a payload's digest, as in merge.proto."""
+
+
+SCHEDULE_ENDED: Final = "nothing: its steps change nothing, the learning rate is 0"
+"""The wait that a contributor names once the schedule of the learning rate has ended."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Method:
+    """A policy's trainer by the learner's terms."""
+
+    terms: Terms
+    trainer: Trainer
+    encoder: ChangeEncoder
+    fragments: Fragments
+
+    def due(self, version: int) -> tuple[str, ...]:
+        """Return the names of the tensors that a change measured from ``version`` has."""
+        return self.fragments.names[self.fragments.due(version)]
+
+
+@dataclass(slots=True)
+class _Batches:
+    """Outcomes of the batches since the last contribution."""
+
+    steps: list[LocalStep] = field(default_factory=list)
+    uninformative: list[TrainedGroup] = field(default_factory=list)
+    not_finite: list[TrainedGroup] = field(default_factory=list)
+
+
+class LocalTrainer:
+    """Moves a policy's masters by the terms of a learner."""
+
+    def __init__(
+        self, policy: Policy, words: HeldWords, *, load_reference: Callable[[], ScoringModel]
+    ) -> None:
+        """Begin at the version of ``words``, which the masters round to.
+
+        Args:
+            load_reference: called where the terms have a penalty towards the base model.
+        """
+        self._policy = policy
+        self._load_reference = load_reference
+        self._words = words
+        self._masters = LocalMasters(policy)
+        self._batches = _Batches()
+        self._method: _Method | None = None
+        self.notice = ""
+        """For people, of the newest step; empty: nothing."""
+
+    def take(self, terms: Terms) -> None:
+        """Go by other terms from now on.
+
+        Raises:
+            StartupError: the objective or the base model cannot be loaded.
+        """
+        StepLoss.of(terms.step)
+        before, shapes = self._method, {name: one.shape for name, one in self._masters.trainable.items()}
+        trainer = Trainer(self._policy, terms.step) if before is None else before.trainer
+        if terms.step.reference_kl_coefficient and trainer.reference is None:
+            trainer.reference = self._load_reference()
+        if before is not None and before.terms.merge == terms.merge:
+            self._method = replace(before, terms=terms)
+            return
+        sizes = {name: shape.numel() for name, shape in shapes.items()}
+        fragments = Fragments.of(sizes, count=terms.merge.fragments)
+        self._method = _Method(terms, trainer, ChangeEncoder.of(terms.merge, shapes), fragments)
+
+    def step(self, batch: Sequence[EncodedGroup], *, version: int) -> StepOutcome:
+        """Take a step on a batch that was dealt, if it teaches something.
+
+        Raises:
+            RefusedError: MALFORMED: a group is not what the learner admitted.
+            TrainingError: the step made masters that are not finite.
+        """
+        method = self._known_method
+        groups = [group_from_wire(group).without_abstained() for group in batch]
+        if method.terms.merge.trains_a_fragment:
+            due = method.due(version + self._masters.are_sent)  # of the change that is handed in next
+            for name, parameter in self._masters.trainable.items():
+                parameter.requires_grad_(name in due)
+        # A group may be of a version that is on its way here.
+        at = max(version, *(group.newest_version for group in groups))
+        outcome = method.trainer.step(StepInputs(groups, at, method.terms.step))
+        trained = tuple(TrainedGroup(one.group_id, one.sampler_id, at - one.oldest_version) for one in groups)
+        if not outcome.is_finite:
+            self._batches.not_finite += trained
+        elif not outcome.is_applied:
+            self._batches.uninformative += trained
+        elif not method.trainer.is_finite():
+            raise TrainingError(
+                f"a step from version {version} made masters that are not finite. "
+                "Lower learner.learning_rate, then start the contributor again"
+            )
+        else:
+            self._batches.steps.append(LocalStep(outcome.numbers, trained, outcome.kl_nats_of_groups))
+            self.notice = "" if outcome.numbers.learning_rate else SCHEDULE_ENDED
+        return outcome
+
+    def hand_in(self, number: int, *, version: int) -> tuple[Contribution, ContributionReport]:
+        """Make a contribution of the batches since the last one, measured from ``version``."""
+        method = self._known_method
+        batches, self._batches = self._batches, _Batches()
+        report = ContributionReport(
+            tuple(batches.steps), tuple(batches.uninformative), tuple(batches.not_finite)
+        )
+        payload = b""
+        if report.steps:
+            names = method.due(version)
+            changes = self._masters.changes(names)
+            squares = sum(float(changes[name].square().sum()) for name in names)
+            report = replace(report, norm=math.sqrt(squares))
+            before = WordsBefore(self._policy.layout, self._words.frame)
+            payload = method.encoder.encode(changes, words_before=before)
+            self._masters.hand_in(names, overlap=method.terms.merge.overlap)
+        digest = blake3.blake3(payload).digest(length=DIGEST_BYTES)
+        return Contribution(number, version, report.to_json(), payload, digest), report
+
+    def adopt(self, version: int, *, is_refused: bool) -> None:
+        """Go over to a version that is stored.
+
+        Raises:
+            RefusedError: it cannot be made of what is stored; nothing has changed.
+        """
+        overlap = self._known_method.terms.merge.overlap
+        self._words.move_to(version)
+        self._masters.adopt(self._words.frame, overlap=overlap, is_refused=is_refused)
+
+    @property
+    def _known_method(self) -> _Method:
+        if self._method is None:
+            raise ValueError("the learner's terms are not known")
+        return self._method

@@ -1,0 +1,1 @@
+"""Several learners: contributors take steps, the run's learner merges them into versions."""

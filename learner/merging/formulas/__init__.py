@@ -1,0 +1,1 @@
+"""Formulas of merging: tensors and numbers in, tensors and numbers out."""

@@ -1,0 +1,278 @@
+"""A learner that merges, with contributors that take real steps, over real streams."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from learner.config import LearnerConfig
+from learner.masters.master_words import root_of
+from node.errors import Reason, StartupError
+from node.values.groups.verdict import Verdict
+from support.contributing import contributor
+from support.groups import with_rewards
+from support.refusals import refused
+from support.training_loop import BATCH, RunningLearner, Start, learner
+from support.waiting import until
+
+EXACT = {
+    "listen": "127.0.0.1:0",
+    "restart_wait_s": 0.0,
+    "method": "in_step",
+    "compression": "full",
+}
+
+
+async def served(running: RunningLearner) -> None:
+    server = running.server
+    assert server is not None
+    await until(lambda: not server.address.endswith(":0"))
+    await running.told.settings()
+
+
+async def not_merging(running: RunningLearner, model_dir: Path, state: Path) -> None:
+    """Start a learner that takes steps itself where one has merged, as if that was killed."""
+    shutil.rmtree(state / "checkpoints")
+    async with learner(running.hub, model_dir, state):
+        pass
+
+
+async def test_a_learner_without_room_for_one_contribution_does_not_start(
+    start: Start, model_dir: Path
+) -> None:
+    async with start(merge=EXACT | {"local_steps": 5}) as merging:
+        with pytest.raises(StartupError) as refusal:
+            await merging.tasks[1]
+    for name in ("learner.buffer_groups", "learner.merge.local_steps", "10"):
+        assert name in str(refusal.value)
+
+
+def test_a_learner_of_several_ranks_does_not_merge(model_dir: Path) -> None:
+    with pytest.raises(ValueError, match=r"learner\.merge") as refusal:
+        LearnerConfig.model_validate(
+            {"model_dir": model_dir, "learning_rate": 1e-3, "merge": EXACT, "dp_shard": 2}
+        )
+    assert all(name in str(refusal.value) for name in ("dp_shard", "2"))
+
+
+async def test_one_contributor_in_step_makes_the_versions_that_a_learner_alone_makes(
+    start: Start, model_dir: Path, tmp_path: Path
+) -> None:
+    roots: dict[str, list[bytes]] = {"alone": [], "merged": []}
+    async with start() as alone:
+        for onto in range(10):
+            await alone.train(onto)
+            roots["alone"].append(root_of(alone.policy.master_words))
+        alone.hub.groups.clear()
+        alone.hub.records.clear()
+    async with learner(alone.hub, model_dir, tmp_path / "merging", merge=EXACT) as merging:
+        await served(merging)
+        async with contributor(merging, model_dir) as hand:
+            for onto in range(10):
+                await merging.give(*(f"{onto}{n}.1" for n in range(BATCH)), version=onto)
+                await hand.say(*hand.trained([await hand.batch(BATCH)]))
+                answer = await hand.heard_of("answer")
+                assert (answer.number, answer.merged_version) == (onto + 1, onto + 1)
+                assert (await hand.heard_of("merged")).version == onto + 1
+                await hand.credit(BATCH)
+                roots["merged"].append(root_of(merging.policy.master_words))
+        trained = [group["group_id"] for line in merging.lines for group in line["groups"]]
+        assert trained == [f"{onto}{n}.1" for onto in range(10) for n in range(BATCH)]
+    assert roots["merged"] == roots["alone"]
+
+
+async def test_contributions_of_two_are_merged_in_equal_parts_and_every_group_once(
+    start: Start, model_dir: Path
+) -> None:
+    async with start(merge=EXACT) as merging:
+        await served(merging)
+        before = {name: one.detach().double() for name, one in merging.policy.parameters.items()}
+        async with contributor(merging, model_dir, "b") as b, contributor(merging, model_dir, "a") as a:
+            await merging.give("1.1", "2.1", "3.1", "4.1")
+            sent = [one.trained([await one.batch(BATCH)]) for one in (b, a)]
+            await b.say(*sent[0])
+            assert merging.loop.version == 0
+            await a.say(*sent[1])
+            for one in (a, b):
+                assert (await one.heard_of("answer")).merged_version == 1
+            for name, now in merging.policy.parameters.items():
+                mean = (a.policy.parameters[name].double() + b.policy.parameters[name].double()) / 2
+                torch.testing.assert_close(now.detach().double(), mean, atol=1e-7, rtol=0)
+                assert not torch.equal(mean, before[name]) or not mean.any()
+            assert merging.shown("contributors") == 2
+        await until(lambda: len(merging.hub.records) == 1)
+        assert sorted(merging.hub.trained_group_ids) == ["1.1", "2.1", "3.1", "4.1"]
+        assert merging.lines[0]["tokens"] > 0
+
+
+async def test_the_same_contribution_again_is_ignored_and_answered_as_it_was(
+    start: Start, model_dir: Path
+) -> None:
+    async with start(merge=EXACT) as merging:
+        await served(merging)
+        async with contributor(merging, model_dir, "a") as a, contributor(merging, model_dir, "b") as b:
+            await merging.give("1.1", "2.1", "3.1", "4.1")
+            again = a.trained([await a.batch(BATCH)])
+            await a.say(*again, *again)
+            await b.say(*b.trained([await b.batch(BATCH)]))
+            assert (await a.heard_of("answer")).merged_version == 1
+            await a.say(*again)
+            answer = await a.heard_of("answer")
+            assert (answer.number, answer.merged_version) == (1, 1)
+            assert merging.loop.version == 1
+
+
+async def test_another_contribution_under_one_number_ends_the_stream(start: Start, model_dir: Path) -> None:
+    async with start(merge=EXACT) as merging:
+        await served(merging)
+        async with contributor(merging, model_dir, "a") as a, contributor(merging, model_dir, "b") as b:
+            await merging.give("1.1", "2.1", "3.1", "4.1")
+            await b.batch(BATCH)
+            await a.say(*a.trained([await a.batch(BATCH)]))
+            await a.say(*a.contribution(b"{}", b"another"))
+            with refused(Reason.MALFORMED, "1"):
+                await a.heard_of("answer")
+
+
+@pytest.mark.parametrize("lie", ["a foreign group", "a group twice", "too many tokens", "a broken payload"])
+async def test_a_contribution_that_lies_is_refused_whole_and_its_groups_are_dealt_again(
+    start: Start, model_dir: Path, lie: str
+) -> None:
+    async with start(merge=EXACT) as merging:
+        await served(merging)
+        async with contributor(merging, model_dir, "a") as a:
+            await merging.give("1.1", "2.1")
+            header = a.trained([await a.batch(BATCH)])[0].contribution
+            payload = b"".join(one.payload for one in a.sent[1:])
+            report = json.loads(header.report)
+            match lie:
+                case "a foreign group":
+                    report["steps"][0]["groups"][0]["group_id"] = "9.1"
+                case "a group twice":
+                    report["steps"][0]["groups"][0] = report["steps"][0]["groups"][1]
+                case "too many tokens":
+                    report["steps"][0]["numbers"]["tokens"] = 1 << 40
+                case _:
+                    payload = payload[:-1]
+            await a.say(*a.contribution(json.dumps(report).encode(), payload))
+            answer = await a.heard_of("answer")
+            assert not answer.HasField("merged_version")
+            assert answer.detail
+            await a.credit(BATCH)
+            a.restart(model_dir)
+            a.number = 1
+            await a.say(*a.trained([await a.batch(BATCH)]))
+            assert (await a.heard_of("answer")).merged_version == 1
+        await until(lambda: len(merging.hub.records) == 1)
+        assert sorted(merging.hub.trained_group_ids) == ["1.1", "2.1"]
+
+
+async def test_the_groups_of_a_contributor_that_is_gone_are_dealt_to_another(
+    start: Start, model_dir: Path
+) -> None:
+    async with start(merge=EXACT | {"member_timeout_s": 1.0}) as merging:
+        await served(merging)
+        async with contributor(merging, model_dir, "a") as a:
+            await merging.give("1.1", "2.1")
+            await a.batch(BATCH)
+        async with contributor(merging, model_dir, "b") as b:
+            await b.say(*b.trained([await b.batch(BATCH)]))
+            assert (await b.heard_of("answer")).merged_version == 1
+            await a.connect()
+            assert sorted((await a.heard_of("taken")).group_ids) == ["1.1", "2.1"]
+            await a.disconnect()
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+async def test_a_learner_killed_after_the_record_comes_back_with_the_same_root_and_the_same_answer(
+    start: Start, model_dir: Path, tmp_path: Path, momentum: float
+) -> None:
+    merge = EXACT | {"outer_momentum": momentum}
+    async with start(merge=merge) as merging:
+        await served(merging)
+        async with contributor(merging, model_dir, "a") as a:
+            for onto in range(2):
+                await merging.give(f"{onto}1.1", f"{onto}2.1", version=onto)
+                sent = a.trained([await a.batch(BATCH)])
+                await a.say(*sent)
+                assert (await a.heard_of("answer")).merged_version == onto + 1
+                await a.heard_of("merged")
+                await a.credit(BATCH)
+            root = root_of(merging.policy.master_words)
+            killed = tmp_path.parent / f"{tmp_path.name}-killed"
+            shutil.copytree(tmp_path, killed)
+            # A hub that never heard of the step: the record is sent again.
+            merging.hub.records.clear()
+            async with learner(merging.hub, model_dir, killed, merge=merge) as again:
+                await served(again)
+                assert again.loop.version == again.state.restart.replayed_steps == 2
+                assert root_of(again.policy.master_words) == root
+                a.running = again
+                await a.disconnect()
+                await a.connect(["11.1", "12.1"])
+                await a.say(*sent)
+                assert (await a.heard_of("answer")).merged_version == 2
+            with pytest.raises(StartupError, match="merge"):
+                await not_merging(merging, model_dir, killed)
+
+
+async def test_a_learner_killed_before_the_record_finds_its_groups_with_their_contributors(
+    start: Start, model_dir: Path, tmp_path: Path
+) -> None:
+    waits = EXACT | {"restart_wait_s": 2.0}
+    async with start(merge=EXACT) as merging:
+        await served(merging)
+        async with contributor(merging, model_dir, "a") as a, contributor(merging, model_dir, "b") as b:
+            await merging.give("1.1", "2.1", "3.1", "4.1")
+            held = [group.group_id for group in await a.batch(BATCH)]
+            sent = a.trained([list(a.held.values())])
+            await b.batch(BATCH)
+            await a.say(*sent)
+            await until(lambda: (merging.shown("held_payload_bytes") or 0) > 0)
+            killed = tmp_path.parent / f"{tmp_path.name}-killed"
+            shutil.copytree(tmp_path, killed)
+            async with learner(merging.hub, model_dir, killed, merge=waits) as again:
+                await served(again)
+                a.running = b.running = again
+                for one, ids in ((a, held), (b, list(b.held))):
+                    await one.disconnect()
+                    await one.connect(ids)
+                await a.say(*sent)
+                await b.say(*b.trained([list(b.held.values())]))
+                assert (await a.heard_of("answer")).merged_version == 1
+                assert (await b.heard_of("answer")).merged_version == 1
+                await until(lambda: len(again.hub.records) == 1)
+                assert sorted(again.hub.trained_group_ids) == ["1.1", "2.1", "3.1", "4.1"]
+
+
+async def test_the_newest_stream_of_a_contributor_stays(start: Start, model_dir: Path) -> None:
+    async with start(merge=EXACT) as merging:
+        await served(merging)
+        async with (
+            contributor(merging, model_dir, "a") as older,
+            contributor(merging, model_dir, "a") as newer,
+        ):
+            with refused(Reason.DUPLICATE, "a"):
+                await older.heard_of("group")
+            await merging.give("1.1", "2.1")
+            await newer.say(*newer.trained([await newer.batch(BATCH)]))
+            assert (await newer.heard_of("answer")).merged_version == 1
+
+
+async def test_groups_that_taught_nothing_are_consumed_by_a_verdict_and_make_no_version(
+    start: Start, model_dir: Path
+) -> None:
+    async with start(merge=EXACT) as merging:
+        await served(merging)
+        async with contributor(merging, model_dir, "a") as a:
+            await merging.hub.give(
+                *(merging.delivered(one, completions=with_rewards(1.0, spread=0.0)) for one in ("1.1", "2.1"))
+            )
+            await a.say(*a.trained([await a.batch(BATCH)]))
+            assert (await a.heard_of("answer")).merged_version == 0
+            hub = merging.hub
+            told = [Verdict.ACCEPTED, Verdict.UNINFORMATIVE]
+            await hub.wait_until(lambda: hub.verdicts_of("1.1") == hub.verdicts_of("2.1") == told)
+        assert merging.loop.version == 0

@@ -1,0 +1,200 @@
+"""Who has which group, whatever contributors do: no group with two, none lost, none twice in a merge."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from learner.merging.deals import DealRules, Deals
+from node.errors import Reason
+from node.values.groups.rollout import RolloutGroup
+from support.groups import make_group
+from support.refusals import refused
+
+BATCH, STEPS, CAPACITY, TIMEOUT_S = 2, 2, 12, 60.0
+NAMES = st.sampled_from(["a", "b", "c"])
+RULES = DealRules(BATCH, STEPS, CAPACITY, member_timeout_s=TIMEOUT_S, restart_wait_s=0.0)
+
+
+def nobodys(_: str) -> bool:
+    return False
+
+
+class Contributors(RuleBasedStateMachine):
+    """The learner's account over its restarts, with contributors that come, go, lie and send twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.deals = Deals(RULES, now=0.0)
+        self.made = 0
+        self.pool: dict[str, RolloutGroup] = {}
+        self.streams: dict[str, object] = {}
+        self.holds: dict[str, list[str]] = {"a": [], "b": [], "c": []}
+        """By what each was told."""
+        self.handed_in: dict[str, tuple[str, ...]] = {}
+        self.merged: list[str] = []
+
+    def take_back(self, groups: list[RolloutGroup]) -> None:
+        for group in groups:
+            assert group.group_id not in self.pool
+            self.pool[group.group_id] = group
+
+    @rule(name=NAMES, forgets=st.booleans(), lies=st.booleans())
+    def connect(self, name: str, *, forgets: bool, lies: bool) -> None:
+        if forgets:
+            self.holds[name] = []
+        said = [*self.holds[name], *self.handed_in.get(name, ())]
+        if lies:
+            said += [
+                *self.merged,
+                *self.pool,
+                "999.1",
+                *(one for held in self.holds.values() for one in held),
+            ]
+        self.streams[name] = object()
+        taken, back = self.deals.connect(
+            name,
+            self.streams[name],
+            said,
+            was_trained=lambda one: one in self.merged,
+            now=self.now,
+        )
+        assert not set(taken) & set(self.handed_in.get(name, ()))
+        self.holds[name] = [one for one in self.holds[name] if one not in taken]
+        self.take_back(back)
+        self.deals.credit(name, CAPACITY)
+        for group_id in [one for one in self.pool if self.deals.is_claimed(one)]:
+            assert self.deals.found(self.pool.pop(group_id))
+
+    @rule()
+    def restart_the_learner(self) -> None:
+        """Contributions are sent again; the coordinator delivers all that was not merged."""
+        self.deals = Deals(replace(RULES, restart_wait_s=10.0), now=self.now)
+        self.streams.clear()
+        for name, ids in self.handed_in.items():
+            self.holds[name] = [*ids, *self.holds[name]]
+        self.handed_in.clear()
+        known = [f"{number}.1" for number in range(1, self.made + 1)]
+        self.pool = {one: make_group(one) for one in known if one not in self.merged}
+
+    @rule(name=NAMES)
+    def disconnect(self, name: str) -> None:
+        if (stream := self.streams.pop(name, None)) is not None:
+            self.deals.disconnect(name, object(), now=self.now)  # an older stream's end means nothing
+            self.deals.disconnect(name, stream, now=self.now)
+
+    @rule(seconds=st.sampled_from([1.0, TIMEOUT_S]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.take_back(self.deals.expire(now=self.now))
+
+    @rule()
+    def deal(self) -> None:
+        while self.deals.held_groups + len(self.pool) < CAPACITY:
+            self.made += 1
+            self.pool[f"{self.made}.1"] = make_group(f"{self.made}.1")
+        while len(self.pool) >= BATCH and (name := self.deals.taker(now=self.now)) is not None:
+            assert name in self.streams
+            batch = [self.pool.pop(one) for one in list(self.pool)[:BATCH]]
+            self.deals.deal(name, batch)
+            self.holds[name] += [one.group_id for one in batch]
+
+    @rule(name=NAMES, groups=st.integers(1, BATCH * STEPS), lies=st.booleans())
+    def hand_in(self, name: str, groups: int, *, lies: bool) -> None:
+        if name not in self.streams or name in self.handed_in:
+            return
+        ids = tuple(self.holds[name][:groups])
+        if lies:
+            ids = (*ids, "999.1") if groups % 2 else (*ids, *ids, "999.1")
+        why = self.deals.objection(name, ids)
+        assert bool(why) >= lies
+        self.holds[name] = [one for one in self.holds[name] if one not in ids]
+        if why:
+            self.take_back(self.deals.give_back(name, ids))
+        elif ids:
+            assert list(self.deals.hand_in(name, ids)) == list(ids)
+            assert "hold" in self.deals.objection(name, ids)
+            self.handed_in[name] = ids
+
+    @rule(name=NAMES, is_refused=st.booleans())
+    def end(self, name: str, *, is_refused: bool) -> None:
+        ids = self.handed_in.pop(name, ())
+        if is_refused:
+            self.take_back(self.deals.give_back(name, ids))
+        else:
+            self.deals.consumed(name, ids)
+            self.merged += ids
+
+    @invariant()
+    def none_is_lost_and_none_is_twice_anywhere(self) -> None:
+        assert len(set(self.merged)) == len(self.merged)
+        assert not set(self.merged) & set(self.pool)
+        assert self.deals.held_groups + len(self.pool) + len(self.merged) == self.made
+        assert self.deals.held_groups <= CAPACITY
+        assert self.deals.waited_for(has_room=False) <= self.deals.waited_for(has_room=True)
+
+
+Contributors.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestContributors = Contributors.TestCase
+
+
+def connected(deals: Deals, *names: str) -> None:
+    for name in names:
+        deals.connect(name, name, [], was_trained=nobodys, now=0.0)
+        deals.credit(name, 1000)
+
+
+def dealt(deals: Deals, batches: int) -> list[str]:
+    """Deal until nobody takes more, or so many batches; return who took each."""
+    takers = []
+    for n in range(batches):
+        if (name := deals.taker(now=0.0)) is None:
+            break
+        deals.deal(name, [make_group(f"{n}{place}.1") for place in range(BATCH)])
+        takers.append(name)
+    return takers
+
+
+def test_batches_go_round_and_a_greedy_contributor_gets_its_share_only() -> None:
+    deals = Deals(RULES, now=0.0)
+    connected(deals, "greedy", "modest")
+    assert dealt(deals, 100) == ["greedy", "modest"] * 3
+    assert deals.taker(now=0.0) is None
+
+
+def test_there_are_no_more_contributors_than_can_hold_the_groups_of_a_contribution() -> None:
+    deals = Deals(RULES, now=0.0)
+    connected(deals, "a", "b", "c")
+    with refused(Reason.BUSY, "3 contributors", "12"):
+        connected(deals, "d")
+
+
+def test_a_hand_that_cannot_become_full_is_not_waited_for() -> None:
+    deals = Deals(RULES, now=0.0)
+    connected(deals, "a", "b")
+    assert dealt(deals, 3) == ["a", "b", "a"]
+    assert deals.waited_for(has_room=True) == {"a", "b"}
+    assert deals.waited_for(has_room=False) == {"a"}
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_after_a_restart_groups_are_found_with_those_that_say_they_hold_them(says: bool) -> None:
+    rules = DealRules(BATCH, STEPS, CAPACITY, member_timeout_s=TIMEOUT_S, restart_wait_s=10.0)
+    deals = Deals(rules, now=0.0)
+    said = ["1.1", "2.1"] if says else []
+    deals.connect("a", "s", said, was_trained=nobodys, now=1.0)
+    deals.credit("a", 8)
+    taken, _ = deals.connect("b", "t", ["1.1", "9.1"], was_trained=nobodys, now=2.0)
+    assert taken == (("1.1",) if says else ())
+    assert deals.taker(now=9.0) is None
+    assert deals.next_event_s(now=9.0) == 10.0
+    assert deals.found(make_group("2.1")) is says
+    assert deals.awaits("a", ["1.1", "2.1"]) is says
+    assert deals.taker(now=10.0) == "a"
+    late, _ = deals.connect("c", "u", ["5.1"], was_trained=nobodys, now=11.0)
+    assert late == ("5.1",)
+    deals.expire(now=10.0 + TIMEOUT_S)
+    assert not deals.awaits("a", ["1.1"])
