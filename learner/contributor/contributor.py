@@ -96,7 +96,6 @@ class Contributor:
         """
         ready()
         loop = asyncio.get_running_loop()
-        stream: asyncio.Task[None] | None = None
         stopped = asyncio.create_task(self._wake_at(stopping))
         try:
             with self._store.listening(lambda: loop.call_soon_threadsafe(self._changed.set)):
@@ -108,7 +107,7 @@ class Contributor:
                     await asyncio.wait({stream, work}, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     # Work in a thread goes on to its end, and masters are not read meanwhile.
-                    await put_away(*(task for task in (stream, work) if not task.done()))
+                    await put_away(stream, work)
                 for task in (work, stream):
                     if not task.cancelled():
                         task.result()
