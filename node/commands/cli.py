@@ -193,7 +193,7 @@ def daemon_parser() -> argparse.ArgumentParser:
     commands = "".join(f"  {name:{width}}  {text}\n" for name, (_, text) in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="heterorl-node",
-        description="One daemon, five roles: reinforcement learning of language models across the Internet.",
+        description="One daemon, six roles: reinforcement learning of language models across the Internet.",
         usage="heterorl-node --role ROLE [--role ROLE] [--config FILE] ... | heterorl-node COMMAND ...",
         epilog=f"commands (each has its own --help):\n{commands}\n{_exit_codes()}\n{_EXAMPLE}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
