@@ -9,6 +9,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.registry import Collector
 
+from learner.contributor.metrics import ContributorMetrics
 from learner.metrics import LearnerMetrics
 from node.coordinator.fleet.membership import PeerState
 from node.coordinator.fleet.survey import MEASURES, FleetSurvey, Measured
@@ -32,6 +33,7 @@ LABEL_VALUES: Final[dict[str, tuple[str, ...]]] = {
     "cause": ("full", "late"),
     "certificate": ("authority", "learner"),
     "codec": ("sparse",),
+    "contributor": ("contributor-1",),
     "direction": ("in", "out"),
     "fault": ("lost", "lied"),
     "for": ("prompt lease",),
@@ -66,13 +68,14 @@ _EVALUATION: Final = Evaluation(
 
 
 class MetricFleet:
-    """One coordinator, learner, relay and verifier, and two samplers."""
+    """One coordinator, learner, contributor, relay and verifier, and two samplers."""
 
     def __init__(self) -> None:
         self._hub = _registry("coordinator")
         coordinator = self._coordinator = CoordinatorMetrics(self._hub)
         self._peers: dict[Peer, CollectorRegistry] = {}
         self._add("learner-1", Role.LEARNER, LearnerMetrics)
+        self._add("contributor-1", Role.CONTRIBUTOR, ContributorMetrics)
         self._add("relay-1", Role.RELAY, RelayMetrics)
         self._add("verifier-1", Role.VERIFIER, VerifierMetrics)
         for name in SAMPLERS:
