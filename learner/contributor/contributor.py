@@ -57,14 +57,15 @@ class Contributor:
         store: ArtifactStore,
         *,
         layout_digest: bytes,
+        numbered_after: int,
         run_settings: Callable[[], Awaitable[RunSettings]],
         clock: Clock,
         random: Callable[[], float],
         metrics: ContributorMetrics,
         node_metrics: NodeMetrics,
     ) -> None:
-        """Contribute over ``channel``, to the learner."""
-        self._state = ContributorState()
+        """Contribute over ``channel``, to the learner; ``numbered_after``: see ``ContributorState``."""
+        self._state = ContributorState(numbered_after=numbered_after)
         self._trainer = trainer
         self._words = words
         self._store = store

@@ -91,6 +91,7 @@ async def build(context: RoleContext) -> list[Service]:
         words,
         store,
         layout_digest=policy.layout.digest,
+        numbered_after=int(1000 * now),
         run_settings=membership.settings,
         clock=context.clock,
         random=random.random,

@@ -69,8 +69,12 @@ Move = Train | HandIn | Adopt | WaitFor | Leave
 class ContributorState:
     """One per process. Each move that ``next_move`` returns is reported once it is done."""
 
-    def __init__(self) -> None:
-        """Begin at version 0, without terms and without groups."""
+    def __init__(self, *, numbered_after: int = 0) -> None:
+        """Begin at version 0, without terms and without groups.
+
+        Args:
+            numbered_after: numbers of contributions begin above it: above those of the process before.
+        """
         self.terms: Terms | None = None
         self.version = 0
         """The version that the next contribution is measured from."""
@@ -79,7 +83,7 @@ class ContributorState:
         self._held: dict[str, EncodedGroup] = {}
         self._trained: list[str] = []
         self._batches = 0
-        self._contributions = 0
+        self._number = numbered_after
         self._travelling: Contribution | None = None
         self._travelling_ids: tuple[str, ...] = ()
         self._answer: int | None = None
@@ -172,7 +176,7 @@ class ContributorState:
 
     def handed_in(self, contribution: Contribution) -> None:
         """Note the contribution that was made of all batches since the last one."""
-        self._contributions = contribution.number
+        self._number = contribution.number
         self._travelling, self._is_owed = contribution, True
         self._travelling_ids, self._trained, self._batches = tuple(self._trained), [], 0
 
@@ -193,7 +197,7 @@ class ContributorState:
             return WaitFor(MERGED)
         is_round_full = self._batches >= terms.merge.local_steps
         if is_round_full and self.is_idle:
-            return HandIn(self._contributions + 1)
+            return HandIn(self._number + 1)
         if not self.is_idle and (is_round_full or terms.merge.overlap == "wait"):
             return WaitFor(MERGED)
         if len(self._held) < terms.batch_groups:
@@ -204,7 +208,7 @@ class ContributorState:
         if self._travelling is not None:
             return WaitFor(MERGED)
         if self._batches and self._answer is None:
-            return HandIn(self._contributions + 1)
+            return HandIn(self._number + 1)
         return Leave()
 
     def _adoptable(self, terms: Terms) -> int | None:

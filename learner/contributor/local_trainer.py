@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-import blake3
-
 from learner.contributor.held_words import HeldWords
 from learner.contributor.local_masters import LocalMasters
 from learner.contributor.terms import Terms
@@ -18,6 +16,7 @@ from learner.merging.changes.coder import ChangeEncoder
 from learner.merging.changes.word_changes import WordsBefore
 from learner.merging.contribution import ContributionReport, LocalStep
 from learner.merging.formulas.fragments import Fragments
+from learner.merging.handed_in import payload_digest
 from learner.model.model import Policy, ScoringModel
 from learner.step.step_inputs import StepInputs
 from learner.step.step_loss import StepLoss
@@ -28,10 +27,6 @@ from learner.training.completion import TrainingError
 from node.values.contribution import Contribution
 from node.values.groups.rollout import EncodedGroup
 from node.wire.rollouts import group_from_wire
-
-DIGEST_BYTES: Final = 16
-"""Size of a payload's digest, as in merge.proto."""
-
 
 SCHEDULE_ENDED: Final = "nothing: its steps change nothing, the learning rate is 0"
 """The wait that a contributor names once the schedule of the learning rate has ended."""
@@ -145,8 +140,7 @@ class LocalTrainer:
             before = WordsBefore(self._policy.layout, self._words.frame)
             payload = method.encoder.encode(changes, words_before=before)
             self._masters.hand_in(names, overlap=method.terms.merge.overlap)
-        digest = blake3.blake3(payload).digest(length=DIGEST_BYTES)
-        return Contribution(number, version, report.to_json(), payload, digest), report
+        return Contribution(number, version, report.to_json(), payload, payload_digest(payload)), report
 
     def adopt(self, version: int, *, is_refused: bool) -> None:
         """Go over to a version that is stored.

@@ -21,7 +21,7 @@ from node.serving.merge_servicer import Heard, Stream, Told
 from node.system.clock import Clock
 from node.values.contribution import ContributionAnswer, MergeTerms
 from node.values.groups.rollout import RolloutGroup
-from node.values.merging import ContributionHead, ContributorHello, GroupsTaken, MergedVersion
+from node.values.merging import ContributionHead, ContributorHello, GroupsTaken
 
 REPORT_BYTES: Final = 4 << 20
 """Longest report: some 20 000 groups."""
@@ -133,7 +133,8 @@ class ContributorStreams:
         """Tell everybody by what is trained from now on, if that is something else."""
         if terms != self._terms:
             self._terms = terms
-            self._tell_all(terms)
+            for stream in self._streams.values():
+                stream.tell(terms)
 
     def open(self, name: str, hello: ContributorHello) -> ContributorStream:
         """Begin a contributor's newest stream; an older one ends. Raises RefusedError: why it may not."""
@@ -216,18 +217,10 @@ class ContributorStreams:
         answer = ContributionAnswer(number=merged.number, merged_version=merged.version)
         self._answer(name, answer)
 
-    def announce(self, version: int) -> None:
-        """Tell everybody of a merged version, which is durable."""
-        self._tell_all(MergedVersion(version))
-
     def _answer(self, name: str, answer: ContributionAnswer) -> None:
         if (stream := self._streams.get(name)) is not None:
             stream.tell(answer)
         self._changed()
-
-    def _tell_all(self, response: Told) -> None:
-        for stream in self._streams.values():
-            stream.tell(response)
 
     def _begin_contribution(self, name: str, header: ContributionHead) -> None:
         if name in self._incoming:
@@ -242,12 +235,14 @@ class ContributorStreams:
         merged = self._merged.get(name)
         said = header.number, digest_of(header)
         is_merged = merged is not None and (merged.number, bytes.fromhex(merged.digest)) == said
-        if pending is not None and (pending.number, pending.digest) != said:
+        if pending is not None and pending.number != header.number:  # of the process before this one
             raise RefusedError(
-                Reason.MALFORMED,
-                f"contribution {header.number} comes before {pending.number} has an answer, or under its "
-                "number",
+                Reason.BUSY,
+                f"contribution {header.number} comes before {pending.number} is merged",
+                fix="send it again later",
             )
+        if pending is not None and pending.digest != said[1]:
+            raise RefusedError(Reason.MALFORMED, f"another contribution comes under number {header.number}")
         self._incoming[name] = _Incoming(header, is_kept=pending is None and not is_merged)
         if is_merged:
             assert merged is not None

@@ -1,6 +1,6 @@
 """A contribution as it was handed in, and as the learner's journal keeps it.
 
-header    length of the contributor's name u8 | name | ContributionHeader
+header    a line of JSON: contributor, number, base_version | the report, as it came
 columns   payload
 """
 
@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 import blake3
 
@@ -17,7 +17,7 @@ from learner.step_numbers import BatchFigures, StepNumbers
 from node.values.groups.rollout import EncodedGroup, RolloutGroup
 from node.values.merging import ContributionHead
 
-DIGEST_BYTES = 16
+DIGEST_BYTES: Final = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)

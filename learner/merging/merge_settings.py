@@ -5,7 +5,7 @@ in_step       1            1, 0                  wait     full          1       
 diloco        4            .7, .5                wait     full          1          all     groups
 streaming     4            .7, .5                eager    four_bit      4          all     groups
 eager         4            .7, .5                eager    four_bit      1          all     groups
-decoupled     4            1, 0                  eager    word_changes  1          .5      tokens
+decoupled     4            1, 0                  eager    four_bit      1          .5      tokens
 dilocox       4            1, 0                  delayed  low_rank      1          all     groups
 parablock     4            1, 0                  eager    four_bit      3          all     groups
 word_changes  4            1, 0                  eager    word_changes  1          all     groups
@@ -30,7 +30,7 @@ _METHODS: Final[dict[str, dict[str, Any]]] = {
     "eager": {"overlap": "eager", "compression": "four_bit"},
     "decoupled": {
         "overlap": "eager",
-        "compression": "word_changes",
+        "compression": "four_bit",
         "quorum": 0.5,
         "weighting": "tokens",
         "late_rounds": 2,
@@ -131,6 +131,11 @@ class MergeSettings(BaseModel):
     def _fit_together(self) -> Self:
         if self.trains_a_fragment and self.fragments == 1:
             raise ValueError("trains_a_fragment with fragments = 1 trains everything; set fragments above 1")
+        if self.late_rounds and self.compression == "word_changes":
+            raise ValueError(
+                f"late_rounds is {self.late_rounds}, and word_changes are coded against the words of one "
+                "version; set late_rounds = 0 or another compression"
+            )
         rate, beta, overlap = self.outer_rate, self.outer_momentum, self.overlap
         contraction = largest_stable_contraction(rate, beta, overlap=overlap)
         if contraction < _LEAST_CONTRACTION:

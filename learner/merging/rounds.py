@@ -28,6 +28,15 @@ class Added:
     """Norm of the change, as it was measured here; 0: there is none."""
 
 
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """A reason not to merge a contribution."""
+
+    outcome: str
+    """In a word, for metrics."""
+    detail: str
+
+
 class Rounds:
     """The contributions that are here and in no version. Times are monotonic seconds."""
 
@@ -54,10 +63,12 @@ class Rounds:
         """Forget a contribution: it was refused."""
         del self._added[contributor]
 
-    def refusals(self, *, version: int) -> dict[str, str]:
+    def refusals(self, *, version: int) -> dict[str, Unfit]:
         """Return the contributions that cannot be merged into the version after this one, and why."""
         late = {
-            one.contributor: f"it is {rounds} rounds late, and {self._settings.late_rounds} are allowed"
+            one.contributor: Unfit(
+                "late", f"it is {rounds} rounds late, and {self._settings.late_rounds} are allowed"
+            )
             for one in self._added.values()
             if (rounds := version - one.base_version) > self._settings.late_rounds
         }
@@ -87,7 +98,7 @@ class Rounds:
         """When a grace time ends; None: none runs."""
         return None if self._quorum_since_s is None else self._quorum_since_s + self._settings.grace_s
 
-    def _out_of_line(self, added: list[Added]) -> dict[str, str]:
+    def _out_of_line(self, added: list[Added]) -> dict[str, Unfit]:
         changes = [one for one in added if one.norm > 0]
         if len(changes) < LEAST_COMPARED:
             return {}
@@ -95,8 +106,9 @@ class Rounds:
         for one in changes:
             usual = median(other.norm for other in changes if other is not one)
             if one.norm > self._settings.largest_norm_ratio * usual:
-                found[one.contributor] = (
+                found[one.contributor] = Unfit(
+                    "norm",
                     f"its change has norm {one.norm:.3g}, the median of the others is {usual:.3g}, and "
-                    f"{self._settings.largest_norm_ratio:g} times that is allowed"
+                    f"{self._settings.largest_norm_ratio:g} times that is allowed",
                 )
         return found

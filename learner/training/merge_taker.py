@@ -9,19 +9,17 @@ A group is told of once the version that its contribution made is in the journal
 
 import json
 import logging
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
 from learner.intake.batch_buffer import BatchBuffer
 from learner.merging.changes.coder import change_limit_bytes
-from learner.merging.changes.word_changes import WordsBefore
 from learner.merging.contributor_streams import ContributorStreams
 from learner.merging.deals import DealRules, Deals
 from learner.merging.formulas.stability import GrowthAlarm
 from learner.merging.handed_in import HandedIn, report_objection
 from learner.merging.outer_optimizer import norm_of_change
-from learner.merging.rounds import Added, Rounds
+from learner.merging.rounds import Added, Rounds, Unfit
 from learner.metrics import Instruments
 from learner.step_settings import StepSettings
 from learner.training.coordinator import Coordinator
@@ -126,7 +124,7 @@ class MergeTaker:
         self._deal()
         await self._look_at_contributions()
         for name, why in self._unfit().items():
-            self._refuse(self._streams.waiting[name], why, outcome="norm" if "norm" in why else "late")
+            self._refuse(self._streams.waiting[name], why.detail, outcome=why.outcome)
         self._metrics.round_seconds.set(self._rounds.age_s(now=now))
         self._metrics.dealt_groups.set(self._deals.held_groups)
         held = self._deals.held_groups + len(self._buffer)
@@ -140,10 +138,7 @@ class MergeTaker:
             if not batch:
                 return
             self._deals.deal(name, batch)
-            self._streams.deal(
-                name,
-                (source_of(one) for one in batch),
-            )
+            self._streams.deal(name, map(source_of, batch))
 
     async def _look_at_contributions(self) -> None:
         for name, one in list(self._streams.inbox.items()):
@@ -160,26 +155,21 @@ class MergeTaker:
                 if why := report_objection(one, groups, version=self._state.version):
                     raise ValueError(why)
                 words = self._state.trainer.words_before
-                norm = await self._thread.do(partial(self._norm, one.payload, words)) if one.payload else 0.0
+                norm_of = partial(self._norm_of, one.payload, words_before=words)
+                norm = await self._thread.do(norm_of) if one.payload else 0.0
             except ValueError as error:
                 self._refuse(one, str(error), outcome="broken", takes_all=True)
                 continue
             self._metrics.change_norm.labels(name).set(norm)
             self._rounds.add(Added(name, one.base_version, norm))
 
-    def _norm(self, payload: bytes, words_before: WordsBefore) -> float:
-        return self._norm_of(payload, words_before=words_before)
-
-    def _unfit(self) -> dict[str, str]:
+    def _unfit(self) -> dict[str, Unfit]:
         """Return the contributions that can no longer be merged, and why."""
-        version, oldest = self._state.version, self._state.progress.oldest_usable_version
-        is_by_words = self._settings.compression == "word_changes"
-        unfit = self._rounds.refusals(version=version)
+        unfit = self._rounds.refusals(version=self._state.version)
         for name, one in self._streams.waiting.items():
-            if one.base_version < oldest:
-                unfit[name] = f"its steps began from version {one.base_version}, which was rolled back"
-            elif is_by_words and one.base_version < version and name in self._rounds:
-                unfit[name] = "it is late, and word_changes are coded against the words of one version"
+            if one.base_version < self._state.progress.oldest_usable_version:
+                why = f"its steps began from version {one.base_version}, which was rolled back"
+                unfit[name] = Unfit("late", why)
         return unfit
 
     def _refuse(self, one: HandedIn, why: str, *, outcome: str, takes_all: bool = False) -> None:
@@ -215,7 +205,6 @@ class MergeTaker:
                 return False
         self._end_round(handed_in, groups)
         if is_version:
-            self._streams.announce(self._state.version)
             self._show(self._state.merged_norm)
         return is_version
 
@@ -230,12 +219,10 @@ class MergeTaker:
 
     def _end_round(self, handed_in: list[HandedIn], groups: dict[str, RolloutGroup]) -> None:
         """Answer contributors, and tell what became of groups that moved nothing."""
-
-        def these(reports: Iterable[tuple[str, ...]]) -> list[RolloutGroup]:
-            return [groups[group_id] for ids in reports for group_id in ids]
-
-        self._records.consume(these(tuple(g.group_id for g in one.report.uninformative) for one in handed_in))
-        self._records.refuse(these(tuple(g.group_id for g in one.report.not_finite) for one in handed_in))
+        taught_nothing = [groups[g.group_id] for one in handed_in for g in one.report.uninformative]
+        not_finite = [groups[g.group_id] for one in handed_in for g in one.report.not_finite]
+        self._records.consume(taught_nothing)
+        self._records.refuse(not_finite)
         for one in handed_in:
             self._deals.consumed(one.contributor, one.group_ids)
             merged = replace(one.contributed, version=self._state.version)

@@ -11,11 +11,11 @@ from node.rpc.calls.caller import Context, peer_of
 from node.system.waits import put_away
 from node.values.contribution import ContributionAnswer, MergeTerms
 from node.values.groups.rollout import EncodedGroup
-from node.values.merging import ContributionHead, ContributorHello, GroupsTaken, MergedVersion
+from node.values.merging import ContributionHead, ContributorHello, GroupsTaken
 from node.wire.mapping import from_wire, to_wire
 from node.wire.rollouts import delivery_to_wire
 
-Told: TypeAlias = MergeTerms | EncodedGroup | ContributionAnswer | MergedVersion | GroupsTaken
+Told: TypeAlias = MergeTerms | EncodedGroup | ContributionAnswer | GroupsTaken
 Heard: TypeAlias = int | ContributionHead | bytes
 """Credits, a contribution that begins, the next part of its payload."""
 
@@ -111,7 +111,5 @@ def _to_wire(told: Told) -> merge_pb2.ContributeResponse:
             return merge_pb2.ContributeResponse(group=delivery_to_wire(told).group)
         case ContributionAnswer():
             return merge_pb2.ContributeResponse(answer=to_wire(merge_pb2.ContributionAnswer, told))
-        case MergedVersion():
-            return merge_pb2.ContributeResponse(merged=to_wire(merge_pb2.MergedVersion, told))
         case GroupsTaken():
             return merge_pb2.ContributeResponse(taken=to_wire(merge_pb2.GroupsTaken, told))

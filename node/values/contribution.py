@@ -18,7 +18,7 @@ class Contribution:
     """A change of the masters by steps on some groups."""
 
     number: int
-    """Number among the contributions of a process, from 1."""
+    """Greater than those before, also of the process before this one."""
     base_version: int
     """The version that the steps began from."""
     report: bytes

@@ -24,13 +24,6 @@ class ContributionHead:
 
 
 @dataclass(frozen=True, slots=True)
-class MergedVersion:
-    """A merged version, durable."""
-
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
 class GroupsTaken:
     """Groups that the contributor no longer trains on."""
 

@@ -68,7 +68,6 @@ class HandContributor:
                     layout_digest=self.policy.layout.digest,
                     base_root=self.running.base.model.root,
                     held_group_ids=list(self.held) if held_ids is None else held_ids,
-                    version=self.version,
                 )
             ),
             merge_pb2.ContributeRequest(credit=rollout_pb2.DrainCredit(groups=credit)),
@@ -99,8 +98,8 @@ class HandContributor:
             case "taken":
                 for group_id in response.taken.group_ids:
                     self.held.pop(group_id, None)
-            case "merged":
-                self.version = max(self.version, response.merged.version)
+            case "answer" if response.answer.HasField("merged_version"):
+                self.version = max(self.version, response.answer.merged_version)
         return response  # type: ignore[no-any-return]
 
     async def heard_of(self, kind: str) -> Any:

@@ -263,6 +263,7 @@ async def contributing(
                 held,
                 store,
                 layout_digest=policy.layout.digest,
+                numbered_after=0,
                 run_settings=run_settings,
                 clock=clock,
                 random=lambda: 0.1,

@@ -48,9 +48,6 @@ class OwedToLearner:
 class Account(Protocol):
     """An account between contributor and learner; asked and told on the event loop's thread."""
 
-    version: int
-    """The version that the next contribution is measured from."""
-
     @property
     def held_group_ids(self) -> tuple[str, ...]:
         """Every group that is here, those of a contribution under way among them."""
@@ -176,7 +173,6 @@ class ContributeStream:
             layout_digest=self._layout_digest,
             base_root=self._base_root,
             held_group_ids=held_group_ids,
-            version=self._account.version,
         )
         return merge_pb2.ContributeRequest(hello=hello)
 

@@ -70,13 +70,10 @@ class ContributorHello(_message.Message):
     LAYOUT_DIGEST_FIELD_NUMBER: _builtins.int
     BASE_ROOT_FIELD_NUMBER: _builtins.int
     HELD_GROUP_IDS_FIELD_NUMBER: _builtins.int
-    VERSION_FIELD_NUMBER: _builtins.int
     layout_digest: _builtins.bytes
     """16 bytes, as joined with."""
     base_root: _builtins.bytes
     """16 bytes: root of version 0, as the contributor has it."""
-    version: _builtins.int
-    """The newest merged version that it trains from."""
     @_builtins.property
     def held_group_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Groups dealt to it on an earlier stream that it still holds or has put into a contribution that was not answered,
@@ -89,11 +86,10 @@ class ContributorHello(_message.Message):
         layout_digest: _builtins.bytes = ...,
         base_root: _builtins.bytes = ...,
         held_group_ids: _abc.Iterable[_builtins.str] | None = ...,
-        version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_root", b"base_root", "held_group_ids", b"held_group_ids", "layout_digest", b"layout_digest", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_root", b"base_root", "held_group_ids", b"held_group_ids", "layout_digest", b"layout_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -111,7 +107,7 @@ class ContributionHeader(_message.Message):
     PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
     PAYLOAD_DIGEST_FIELD_NUMBER: _builtins.int
     number: _builtins.int
-    """Numbers the contributions of a process, from 1."""
+    """Numbers the contributions, ascending; a process that starts again begins beyond those of the one before."""
     base_version: _builtins.int
     """The merged version that its steps began from."""
     report: _builtins.bytes
@@ -146,7 +142,6 @@ class ContributeResponse(_message.Message):
     TERMS_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
     ANSWER_FIELD_NUMBER: _builtins.int
-    MERGED_FIELD_NUMBER: _builtins.int
     TAKEN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def terms(self) -> Global___MergeTerms:
@@ -161,10 +156,6 @@ class ContributeResponse(_message.Message):
         """The oldest contribution that was not answered."""
 
     @_builtins.property
-    def merged(self) -> Global___MergedVersion:
-        """A merged version that is to be published."""
-
-    @_builtins.property
     def taken(self) -> Global___GroupsTaken:
         """Groups that are dealt to others now."""
 
@@ -174,14 +165,13 @@ class ContributeResponse(_message.Message):
         terms: Global___MergeTerms | None = ...,
         group: _rollout_pb2.EncodedGroup | None = ...,
         answer: Global___ContributionAnswer | None = ...,
-        merged: Global___MergedVersion | None = ...,
         taken: Global___GroupsTaken | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "group", b"group", "merged", b"merged", "message", b"message", "taken", b"taken", "terms", b"terms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "group", b"group", "message", b"message", "taken", b"taken", "terms", b"terms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "group", b"group", "merged", b"merged", "message", b"message", "taken", b"taken", "terms", b"terms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "group", b"group", "message", b"message", "taken", b"taken", "terms", b"terms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["terms", "group", "answer", "merged", "taken"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["terms", "group", "answer", "taken"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -248,28 +238,6 @@ class ContributionAnswer(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__merged_version) -> _WhichOneofReturnType__merged_version | None: ...
 
 Global___ContributionAnswer: _TypeAlias = ContributionAnswer  # noqa: Y015
-
-@_typing.final
-class MergedVersion(_message.Message):
-    """A merged version, durable in the learner's journal."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    VERSION_FIELD_NUMBER: _builtins.int
-    version: _builtins.int
-    """Which; its root follows with its manifest."""
-    def __init__(
-        self,
-        *,
-        version: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___MergedVersion: _TypeAlias = MergedVersion  # noqa: Y015
 
 @_typing.final
 class GroupsTaken(_message.Message):

@@ -42,6 +42,7 @@ def test_a_delayed_method_averages_unless_it_is_told_otherwise(method: str) -> N
             ["outer_rate", "outer_momentum", "0.50"],
         ),
         ({"method": "dilocox", "outer_momentum": 0.95}, ["outer_rate", "delayed"]),
+        ({"method": "word_changes", "late_rounds": 1}, ["late_rounds", "word_changes"]),
         ({"method": "none"}, ["method"]),
         ({"method": []}, ["method"]),
         ({"outer_rate": 0}, ["outer_rate"]),
