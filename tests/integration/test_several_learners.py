@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from learner import learner_role
+from learner import contributor_role, learner_role
 from learner.config import LearnerConfig
-from learner.contributor import contributor_role
 from learner.contributor.config import ContributorConfig
 from learner.merging.merge_config import MergeConfig
 from node.commands.status.status_command import fetch_status
