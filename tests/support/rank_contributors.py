@@ -1,10 +1,15 @@
 """Contributors of several ranks on gloo, in float64, each with a learner that merges what all hand in."""
 
-from collections.abc import Mapping
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Final
+from types import SimpleNamespace
+from typing import Any, Final
+from unittest import mock
 
 import numpy as np
 import torch
@@ -12,6 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
+from learner import contributor_role
+from learner.contributor.config import ContributorConfig
 from learner.contributor.local_masters import LocalMasters
 from learner.contributor.local_trainer import LocalTrainer
 from learner.contributor.terms import Terms
@@ -22,20 +29,28 @@ from learner.merging.merge_settings import MergeSettings
 from learner.merging.outer_optimizer import MergeInputs, OuterOptimizer
 from learner.model.model import Policy
 from learner.model.rank_exchanges import ONE_RANK, Instruction, Ranks
+from learner.ranks import launching
 from learner.ranks.instruction_stream import InstructionStream
 from learner.ranks.rank_group import RankGroup
 from learner.sizing.mesh_sizes import MeshSizes
 from learner.step.step_inputs import StepInputs
 from learner.step.trainer import Trainer
 from learner.step_settings import StepSettings
+from node.identity.identity_store import load_identity
+from node.identity.run_description import RunDescription
+from node.process.abandoned_threads import exit_without_them
+from node.process.daemon import StartStage, run_daemon
+from node.process.service import Service
 from node.values.contribution import Contribution
 from node.values.groups.rollout import EncodedGroup
 from node.values.merging import ContributionHead
+from node.values.run import Role
 from node.weights.format.digests import Words
 from node.weights.format.layout import TensorSpan
 from node.wire.rollouts import group_to_wire
 from support.made_up_groups import made_up_groups
-from support.rank_processes import tiny_model
+from support.rank_processes import LIMIT, WarmRank, tiny_model
+from support.roles import role_context
 from support.step_settings import make_step_settings
 
 ROUNDS: Final = 3
@@ -178,6 +193,33 @@ def _exchanged(store: TCPStore | None, place: Place, version: int, own: HandedIn
         return HandedIn.of_journal(EncodedGroup(*(bytes.fromhex(part.decode()) for part in parts)))
 
     return [read(site) for site in range(place.sites)]
+
+
+def serve_contributor(directory: Path, hub: str, config: ContributorConfig, told: Connection) -> None:
+    """Be a contributor's daemon, whose identity and run are in a directory; tell the other rank's process."""
+
+    def start(*arguments: Any, **options: Any) -> WarmRank:
+        rank = WarmRank(*arguments, **options)
+        told.send(rank.pid)
+        return rank
+
+    made: Any = SimpleNamespace(
+        directory=directory,
+        run=RunDescription.load(directory / "run.json"),
+        of=lambda _: load_identity(directory),
+    )
+
+    async def build() -> Sequence[Service]:
+        return await contributor_role.build(role_context(made, Role.CONTRIBUTOR, config, hub=hub))
+
+    stages = [StartStage("contributor", build)]
+    with (
+        mock.patch.object(launching, "Popen", start),
+        mock.patch.object(launching, "END_LIMIT_S", float(LIMIT.seconds)),  # on cores that are busy
+    ):
+        code = asyncio.run(run_daemon(stages, drain_timeout_s=LIMIT.seconds, announce=lambda _: None))
+    exit_without_them(code)
+    sys.exit(code)
 
 
 @torch.no_grad()
