@@ -76,8 +76,8 @@ class LocalTrainer:
         if terms.merge.trains_a_fragment and self._trainer.policy.is_pipelined:
             raise StartupError(
                 "the learner's terms have trains_a_fragment, which may leave nothing to train for a stage of "
-                "contributor.pp",
-                fix="Set contributor.pp = 1, and contributor.dp_shard or tp to make up for it.",
+                "pp",
+                fix="Set pp = 1, and dp_shard or tp to make up for it.",
             )
         before = self._method
         if before is not None and before.terms.merge == terms.merge:

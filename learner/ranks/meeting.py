@@ -34,7 +34,7 @@ def check_world_size(processes: int, sizes: MeshSizes) -> None:
     if processes != sizes.ranks:
         raise StartupError(
             f"torchrun started {processes} processes, the mesh ({sizes}) has {sizes.ranks} ranks",
-            fix=f"Start {sizes.ranks}, or change learner.pp, dp_replicate, dp_shard and tp.",
+            fix=f"Start {sizes.ranks}, or change pp, dp_replicate, dp_shard and tp.",
         )
 
 

@@ -185,7 +185,7 @@ class RankGroup:
                 raise
             who = self._diagnose() or f"another rank does not answer rank {self.rank}: {error}"
             raise RankLostError(
-                f"{who}. All ranks end; start the learner again, and it goes on with the step that was lost"
+                f"{who}. All ranks end; start them again: a learner goes on with the step that was lost"
             ) from error
 
     def words(self, tensors: Mapping[str, Tensor], layout: Layout) -> ShardedWords:

@@ -1,6 +1,7 @@
 """Contributors of several ranks on gloo, in float64, each with a learner that merges what all hand in."""
 
 import asyncio
+import gc
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
+from torch.distributed.tensor import DTensor
 
 from learner import contributor_role
 from learner.contributor.config import ContributorConfig
@@ -119,29 +121,47 @@ def contribute(method: Method, place: Place, in_one_process: bool = False) -> No
         instructions = InstructionStream()
         ranks = RankGroup(method.sizes, device_type="cpu", instructions=instructions)
     policy = Policy(tiny_model("llama"), ranks=ranks)
-    trainer, masters = Trainer(policy, None), LocalMasters(policy)
+    trainer, before = Trainer(policy, None), held_bytes()
+    masters = LocalMasters(policy)
     payloads: list[bytes] = []
+    grown = torch.zeros(1)
+    merged = None
     if instructions is not None and dist.get_rank() > 0:
-        _follow(instructions, trainer, masters)
-        merged = None
+        grown += _follow(instructions, trainer, masters, since=before)
     else:
         merged = _lead(method, place, trainer, masters, payloads)
         ranks.tell(lambda: Instruction("end", {}))
     whole = _whole(policy)
+    if instructions is not None:
+        dist.all_reduce(grown, op=dist.ReduceOp.MAX)
     if merged is not None:
         versions = {name: one.detach() for name, one in merged.policy.tensors.items()}
-        torch.save({"payloads": payloads, "local": whole, "merged": versions}, place.path)
+        torch.save(
+            {"payloads": payloads, "local": whole, "merged": versions, "grown_bytes": int(grown)}, place.path
+        )
 
 
-def _follow(instructions: InstructionStream, trainer: Trainer, masters: LocalMasters) -> None:
+def held_bytes() -> int:
+    """Return the size of all tensors of this process."""
+    gc.collect()
+    tensors = [one for one in gc.get_objects() if isinstance(one, Tensor) and not isinstance(one, DTensor)]
+    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}
+    return sum(storages.values())
+
+
+def _follow(instructions: InstructionStream, trainer: Trainer, masters: LocalMasters, *, since: int) -> int:
+    """Do what the first rank says; return by how much what is held has grown when a change was handed in."""
+    grown = 0
     while (instruction := instructions.receive()).name != "end":
         match instruction.name:
             case "step":
                 trainer.step(StepInputs.of(instruction, objective=""))
             case "check":
                 trainer.is_finite()
-            case _:
+            case order:
                 masters.obey(instruction)
+                grown = max(grown, held_bytes() - since if order == "hand in" else 0)
+    return grown
 
 
 def _lead(
@@ -189,8 +209,10 @@ def _exchanged(store: TCPStore | None, place: Place, version: int, own: HandedIn
     store.set(f"{version} {place.site} columns", row.columns.hex())
 
     def read(site: int) -> HandedIn:
-        parts = [store.get(f"{version} {site} {part}") for part in ("header", "columns")]
-        return HandedIn.of_journal(EncodedGroup(*(bytes.fromhex(part.decode()) for part in parts)))
+        header, columns = (
+            bytes.fromhex(store.get(f"{version} {site} {part}").decode()) for part in ("header", "columns")
+        )
+        return HandedIn.of_journal(EncodedGroup(header, columns))
 
     return [read(site) for site in range(place.sites)]
 

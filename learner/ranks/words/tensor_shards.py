@@ -81,16 +81,15 @@ class TensorShards:
             place = sharding.part(whole, at, self._sizes)
             if not sharding.is_sent_by(at) or place.numel() == 0 or self._rank not in (0, rank):
                 continue
-            if self._rank == rank:
-                assert part is not None
-                own = part.to("cpu", dtype)
-            if rank > 0 and self._rank == rank:
+            own = torch.empty(place.numel(), dtype=dtype)
+            if self._rank == rank and part is not None:
+                own.copy_(part)
+            if self._rank > 0:
                 dist.send(own.view(torch.uint8), 0, self._group)
-            elif self._rank == 0:
-                if rank > 0:
-                    own = torch.empty(place.numel(), dtype=dtype)
-                    dist.recv(own.view(torch.uint8), rank, self._group)
-                place.copy_(own.view(place.shape))
+                continue
+            if rank > 0:
+                dist.recv(own.view(torch.uint8), rank, self._group)
+            place.copy_(own.view(place.shape))
         return whole
 
     def deal(self, name: str, whole: Tensor | None, part: Tensor | None) -> None:
