@@ -23,7 +23,7 @@ from transformers import Qwen3ForCausalLM
 
 from bench.shared.random_model import SIZES, qwen3_config
 from learner.masters.master_words import MasterWords
-from learner.merging.changes.coder import ChangeEncoder, MasterChanges
+from learner.merging.changes.coder import ChangeEncoder, difference
 from learner.merging.changes.word_changes import WordsBefore
 from learner.merging.merge_settings import Compression, MergeSettings
 from node.weights.format.layout import Layout, TensorSpec
@@ -64,8 +64,9 @@ def payload_bytes(model: str, rate: float, steps: int, rounds: int) -> tuple[int
         frames = [words.frame(number) for number in range(len(layout.frames))]
         for _ in itertools.islice(gradients, steps):
             optimizer.step()
+        changes = {name: difference(masters[name].detach(), anchor[name]) for name in masters}
+        before = WordsBefore(layout, frames.__getitem__)
         for name, encoder in encoders.items():
-            changes, before = MasterChanges(masters, anchor), WordsBefore(layout, frames.__getitem__)
             sizes[name] = len(encoder.encode(changes, words_before=before))
     return sum(shape.numel() for shape in shapes.values()), sizes
 

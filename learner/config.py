@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from learner.merging.merge_config import MergeConfig
 from learner.sizing.mesh_sizes import MeshSizes
@@ -18,24 +18,17 @@ from node.system.extras import TORCH, NeededPackage
 Rematerialise = Literal["none", "layers", "selective"]
 
 
-class LearnerConfig(StepSettings):
-    """Settings of the learner. Batch size and staleness bound belong to the run: see [coordinator]."""
+class RanksConfig(BaseModel):
+    """The model that a learner or a contributor trains, and the ranks of its site that share it."""
 
-    packing: Packing = "prefixes"
-    """With ``prefixes`` a step's completions are packed without padding, and what several begin with, such as
-    their prompt, is computed once. With ``none`` they are padded, row by row. So they are, as the log then
-    says, where the model's family was not tested with packs. Steps differ by the rounding of sums alone."""
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    section: ClassVar[str]
+    """Its section in the configuration file, which is its role."""
 
     model_dir: Path
     """Directory of a causal language model (safetensors, tokenizer.json): version 0 of the run.
     Read once; every sampler needs the same weights, layout and tokenizer."""
-
-    quarantine_mismatch_nats: float = Field(default=0.05, gt=0)
-    """Mean KL a token from a sampler's groups to the versions that they name, scored again with the words of
-    these, beyond which, by three standard errors, that sampler's groups are refused, but for one now and then
-    that shows whether it fits again. Scoring takes up to 5 % of the learner's time, 20 %
-    while a sampler is there that has named another version than it drew from. A learner of several
-    ranks cannot, and goes by what groups show in excess of others at the same staleness. Infinity: never."""
 
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of matrix products; the parameters being trained are float32 either way. bfloat16 is fast on
@@ -49,7 +42,7 @@ class LearnerConfig(StepSettings):
     dp_replicate: int = Field(default=1, ge=1)
     """Copies of the model, each in ranks of its own, which share out the rows of a step. More cost memory and
     save exchanges. The product of this, ``dp_shard``, ``tp`` and ``pp`` is the number of ranks, processes
-    that the learner starts on its host unless torchrun started them."""
+    that the role starts on its host unless torchrun started them."""
 
     dp_shard: int = Field(default=1, ge=1)
     """Ranks over which parameters, gradients and moments of each copy are sharded (FSDP2), and its rows
@@ -79,6 +72,46 @@ class LearnerConfig(StepSettings):
 
     threads: int = Field(default=0, ge=0)
     """CPU threads of each rank for tensor work; 0 leaves the choice to torch, or shares the cores out."""
+
+    @property
+    def mesh(self) -> MeshSizes:
+        """The mesh of the ranks that share the model."""
+        return MeshSizes(self.dp_replicate, self.dp_shard, self.tp, self.pp)
+
+    def checks(self, _: Surroundings) -> Iterator[Check]:
+        """Yield the checks of packages and model."""
+        yield packages_check(self.needed_packages)
+        yield model_check(self.model_dir, key=f"{self.section}.model_dir")
+
+    @property
+    def needed_packages(self) -> tuple[NeededPackage, ...]:
+        """The packages of a learner."""
+        role = ("--role", self.section)
+        return tuple(NeededPackage(*role, package, "learner", COMMAND_LINE) for package in TORCH)
+
+    @model_validator(mode="after")
+    def _only_shards_are_offloaded(self) -> Self:
+        if self.offload and self.dp_shard == 1:
+            raise ValueError("offload needs dp_shard above 1, which is 1: set dp_shard, or leave offload out")
+        return self
+
+
+class LearnerConfig(StepSettings, RanksConfig):
+    """Settings of the learner. Batch size and staleness bound belong to the run: see [coordinator]."""
+
+    section: ClassVar[str] = "learner"
+
+    packing: Packing = "prefixes"
+    """With ``prefixes`` a step's completions are packed without padding, and what several begin with, such as
+    their prompt, is computed once. With ``none`` they are padded, row by row. So they are, as the log then
+    says, where the model's family was not tested with packs. Steps differ by the rounding of sums alone."""
+
+    quarantine_mismatch_nats: float = Field(default=0.05, gt=0)
+    """Mean KL a token from a sampler's groups to the versions that they name, scored again with the words of
+    these, beyond which, by three standard errors, that sampler's groups are refused, but for one now and then
+    that shows whether it fits again. Scoring takes up to 5 % of the learner's time, 20 %
+    while a sampler is there that has named another version than it drew from. A learner of several
+    ranks cannot, and goes by what groups show in excess of others at the same staleness. Infinity: never."""
 
     publish_threads: int = Field(default=0, ge=0)
     """CPU threads of each rank that code a version; 0: one per core, or as many as compute where there are
@@ -149,21 +182,11 @@ class LearnerConfig(StepSettings):
     ``[learner.merge]``. It needs no GPU then. Unset: it takes the steps itself."""
 
     @property
-    def mesh(self) -> MeshSizes:
-        """The mesh of the ranks that share the model."""
-        return MeshSizes(self.dp_replicate, self.dp_shard, self.tp, self.pp)
-
-    def checks(self, _: Surroundings) -> Iterator[Check]:
-        """Yield the checks of packages and model."""
-        yield packages_check(self.needed_packages)
-        yield model_check(self.model_dir, key="learner.model_dir")
-
-    @property
     def needed_packages(self) -> tuple[NeededPackage, ...]:
         """The packages of a learner, and of the trackers that are configured."""
         trackers = {"tensorboard": "tensorboard_dir", "wandb": "wandb_project"}
         return (
-            *(NeededPackage("--role", "learner", package, "learner", COMMAND_LINE) for package in TORCH),
+            *super().needed_packages,
             *(
                 NeededPackage(f"learner.{key}", str(getattr(self, key)), package, extra=package)
                 for package, key in trackers.items()
@@ -178,10 +201,4 @@ class LearnerConfig(StepSettings):
                 f"a learner with [learner.merge] is one rank, and dp_replicate, dp_shard, tp and pp make "
                 f"{self.mesh.ranks}: leave them out here, contributors may have several"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _only_shards_are_offloaded(self) -> "LearnerConfig":
-        if self.offload and self.dp_shard == 1:
-            raise ValueError("offload needs dp_shard above 1, which is 1: set dp_shard, or leave offload out")
         return self

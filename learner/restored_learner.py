@@ -2,20 +2,18 @@
 
 import asyncio
 import logging
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from learner.config import LearnerConfig
 from learner.journal.entry_rows import Origin
-from learner.masters.master_words import PolicyWords
+from learner.masters.master_words import keep_base
 from learner.metrics import LearnerMetrics
 from learner.model.model import Policy
-from learner.model.rank_exchanges import ONE_RANK, Ranks
 from learner.operator_orders import check_no_older_orders
 from learner.publishing.kept_versions import PUBLISHED
 from learner.publishing.signer import Signer
+from learner.ranks.starting import ranks_of
 from learner.step.trainer import load_models
 from learner.step_log import StepLog
 from learner.training.training_state import TrainingState
@@ -58,12 +56,10 @@ async def restore(context: RoleContext, config: LearnerConfig) -> RestoredLearne
     """
     directory = context.state_dir
     signer = Signer.load(directory, context.run)
-    fleet = await asyncio.to_thread(_start_ranks, config)
-    if fleet is not None:
-        await fleet.met()
-    ranks: Ranks = ONE_RANK if fleet is None else fleet.group
-    policy, reference = await asyncio.to_thread(load_models, config, device=config.device, ranks=ranks)
-    base = await asyncio.to_thread(_keep_public_base, directory / "base.words", policy.master_words)
+    fleet, ranks = await ranks_of(config)
+    policy, load = await asyncio.to_thread(load_models, config, device=config.device, ranks=ranks)
+    reference = await asyncio.to_thread(load) if config.reference_kl_coefficient else None
+    base = await asyncio.to_thread(keep_base, directory / "base.words", policy.master_words)
     store = await asyncio.to_thread(
         ArtifactStore,
         directory / PUBLISHED,
@@ -112,15 +108,3 @@ def show_restart(state: TrainingState, metrics: LearnerMetrics) -> None:
             "delta from them",
             extra={"version": again.published_version},
         )
-
-
-def _start_ranks(config: LearnerConfig) -> "Fleet | None":
-    if config.mesh.ranks == 1 and "WORLD_SIZE" not in os.environ:
-        return None
-    from learner.ranks.launching import Fleet
-
-    return Fleet(config)
-
-
-def _keep_public_base(path: Path, words: PolicyWords) -> PublicBase:
-    return PublicBase.keep(path, words.digests(), words.copy_frames, layout=words.layout)

@@ -7,11 +7,14 @@ its frames are verified.
 """
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from node.errors import Reason, RefusedError
 from node.values.policy import PolicyVersion
 from node.weights.assembly.stored import StoredVersions, rebuild_frame
 from node.weights.format.digests import Words
+from node.weights.format.layout import TensorSpan
 from node.weights.planning.cheapest_chain import plan_catch_up
 
 
@@ -27,6 +30,11 @@ class HeldWords:
     def frame(self, number: int) -> Words:
         """Return the words of one frame, which nobody may write."""
         return self._words[self._stored.layout.frames[number].slice]
+
+    def tensor(self, span: TensorSpan) -> Tensor:
+        """Return the words of one tensor, flat, in its dtype; nobody may write them."""
+        words = torch.from_numpy(self._words[span.start_word :][: span.words])
+        return words.view(getattr(torch, span.dtype.name))[: span.elements]
 
     def newest(self) -> int:
         """Return the newest version that this one and what is stored lead to. Blocking."""

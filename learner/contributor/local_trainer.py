@@ -1,11 +1,10 @@
-"""Takes a contributor's steps, and makes contributions of them. Blocking; one call at a time.
+"""Takes a contributor's steps, on the first rank, and makes contributions. Blocking; one call at a time.
 
 groups --step--> a LocalStep; or a batch that taught nothing, or that was not finite
 steps, change of the masters --hand in--> header and payload
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -17,13 +16,13 @@ from learner.merging.changes.word_changes import WordsBefore
 from learner.merging.contribution import ContributionReport, LocalStep
 from learner.merging.formulas.fragments import Fragments
 from learner.merging.handed_in import payload_digest
-from learner.model.model import Policy, ScoringModel
 from learner.step.step_inputs import StepInputs
 from learner.step.step_loss import StepLoss
 from learner.step.train_step import StepOutcome
 from learner.step.trainer import Trainer
 from learner.step_log import TrainedGroup
 from learner.training.completion import TrainingError
+from node.errors import StartupError
 from node.values.contribution import Contribution
 from node.values.groups.rollout import EncodedGroup
 from node.wire.rollouts import group_from_wire
@@ -34,10 +33,9 @@ SCHEDULE_ENDED: Final = "nothing: its steps change nothing, the learning rate is
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Method:
-    """A policy's trainer by the learner's terms."""
+    """How changes are made by the learner's terms."""
 
     terms: Terms
-    trainer: Trainer
     encoder: ChangeEncoder
     fragments: Fragments
 
@@ -58,18 +56,11 @@ class _Batches:
 class LocalTrainer:
     """Moves a policy's masters by the terms of a learner."""
 
-    def __init__(
-        self, policy: Policy, words: HeldWords, *, load_reference: Callable[[], ScoringModel]
-    ) -> None:
-        """Begin at the version of ``words``, which the masters round to.
-
-        Args:
-            load_reference: called where the terms have a penalty towards the base model.
-        """
-        self._policy = policy
-        self._load_reference = load_reference
+    def __init__(self, trainer: Trainer, masters: LocalMasters, words: HeldWords) -> None:
+        """Begin at the version of ``words``, which the masters of the trainer's policy round to."""
+        self._trainer = trainer
         self._words = words
-        self._masters = LocalMasters(policy)
+        self._masters = masters
         self._batches = _Batches()
         self._method: _Method | None = None
         self.notice = ""
@@ -79,19 +70,24 @@ class LocalTrainer:
         """Go by other terms from now on.
 
         Raises:
-            StartupError: the objective or the base model cannot be loaded.
+            StartupError: the objective cannot be loaded, or stages of a pipeline cannot train by these terms.
         """
         StepLoss.of(terms.step)
-        before, shapes = self._method, {name: one.shape for name, one in self._masters.trainable.items()}
-        trainer = Trainer(self._policy, terms.step) if before is None else before.trainer
-        if terms.step.reference_kl_coefficient and trainer.reference is None:
-            trainer.reference = self._load_reference()
+        if terms.merge.trains_a_fragment and self._trainer.policy.is_pipelined:
+            raise StartupError(
+                "the learner's terms have trains_a_fragment, which may leave nothing to train for a stage of "
+                "pp",
+                fix="Set pp = 1, and dp_shard or tp to make up for it.",
+            )
+        before = self._method
         if before is not None and before.terms.merge == terms.merge:
             self._method = replace(before, terms=terms)
             return
+        shapes = self._masters.shapes
+        self._masters.train_only(shapes)
         sizes = {name: shape.numel() for name, shape in shapes.items()}
         fragments = Fragments.of(sizes, count=terms.merge.fragments)
-        self._method = _Method(terms, trainer, ChangeEncoder.of(terms.merge, shapes), fragments)
+        self._method = _Method(terms, ChangeEncoder.of(terms.merge, shapes), fragments)
 
     def step(self, batch: Sequence[EncodedGroup], *, version: int) -> StepOutcome:
         """Take a step on a batch that was dealt, if it teaches something.
@@ -103,18 +99,17 @@ class LocalTrainer:
         method = self._known_method
         groups = [group_from_wire(group).without_abstained() for group in batch]
         if method.terms.merge.trains_a_fragment:
-            due = method.due(version + self._masters.are_sent)  # of the change that is handed in next
-            for name, parameter in self._masters.trainable.items():
-                parameter.requires_grad_(name in due)
+            # Those of the change that is handed in next.
+            self._masters.train_only(method.due(version + self._masters.are_sent))
         # A group may be of a version that is on its way here.
         at = max(version, *(group.newest_version for group in groups))
-        outcome = method.trainer.step(StepInputs(groups, at, method.terms.step))
+        outcome = self._trainer.step(StepInputs(groups, at, method.terms.step))
         trained = tuple(TrainedGroup(one.group_id, one.sampler_id, at - one.oldest_version) for one in groups)
         if not outcome.is_finite:
             self._batches.not_finite += trained
         elif not outcome.is_applied:
             self._batches.uninformative += trained
-        elif not method.trainer.is_finite():
+        elif not self._trainer.is_finite():
             raise TrainingError(
                 f"a step from version {version} made masters that are not finite. "
                 "Lower learner.learning_rate, then start the contributor again"
@@ -133,13 +128,13 @@ class LocalTrainer:
         )
         payload = b""
         if report.steps:
-            names = method.due(version)
-            changes = self._masters.changes(names)
-            squares = sum(float(changes[name].square().sum()) for name in names)
-            report = replace(report, norm=math.sqrt(squares))
-            before = WordsBefore(self._policy.layout, self._words.frame)
-            payload = method.encoder.encode(changes, words_before=before)
-            self._masters.hand_in(names, overlap=method.terms.merge.overlap)
+            names, merge = method.due(version), method.terms.merge
+            payload = method.encoder.encode(
+                self._masters.changes(names, is_exact=merge.compression == "full"),
+                words_before=WordsBefore(self._trainer.policy.layout, self._words.frame),
+                keep=self._masters.keep,
+            )
+            report = replace(report, norm=self._masters.hand_in(names, overlap=merge.overlap))
         return Contribution(number, version, report.to_json(), payload, payload_digest(payload)), report
 
     def adopt(self, version: int, *, is_refused: bool) -> None:
@@ -150,7 +145,7 @@ class LocalTrainer:
         """
         overlap = self._known_method.terms.merge.overlap
         self._words.move_to(version)
-        self._masters.adopt(self._words.frame, overlap=overlap, is_refused=is_refused)
+        self._masters.adopt(self._words.tensor, overlap=overlap, is_refused=is_refused)
 
     @property
     def _known_method(self) -> _Method:

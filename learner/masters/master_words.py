@@ -6,6 +6,7 @@ except for transfers from a device.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Final, Protocol
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from learner.masters.version_coder import LocalCoder, VersionCoder
-from node.weights.assembly.public_base import TakeWords
+from node.weights.assembly.public_base import PublicBase, TakeWords
 from node.weights.format.digests import Words, version_root, words_digest
 from node.weights.format.layout import Layout
 from node.weights.store.artifact_files import Draft
@@ -55,6 +56,11 @@ class PolicyWords(Protocol):
 def root_of(words: PolicyWords) -> bytes:
     """Return the root of the version that the masters round to."""
     return version_root(words.layout.digest, words.digests())
+
+
+def keep_base(path: Path, words: PolicyWords) -> PublicBase:
+    """Keep the words of the base model in a file. Raises StartupError: it cannot be written."""
+    return PublicBase.keep(path, words.digests(), words.copy_frames, layout=words.layout)
 
 
 class MasterWords:

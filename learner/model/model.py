@@ -82,7 +82,7 @@ class ScoringModel:
         if ranks.is_shared and not kind.can_be_shared:
             raise StartupError(
                 f"a policy of the kind {kind.name} is not shared out between ranks",
-                fix="Leave learner.dp_replicate, dp_shard, tp and pp at 1",
+                fix="Leave dp_replicate, dp_shard, tp and pp at 1",
             )
         if kind.scorer is None:
             self.scorer = TokenScorer(model, compute_dtype=compute_dtype, tried=tried)

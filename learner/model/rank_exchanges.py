@@ -52,6 +52,50 @@ class Instruction:
         return cls(told["name"], told["values"], [data[a:b] for a, b in itertools.pairwise(ends)])
 
 
+class TensorParts(Protocol):
+    """Parts of tensors that ranks hold, and whole tensors on the first rank, one at a time, on the CPU."""
+
+    @property
+    def trained(self) -> Mapping[str, torch.Size]:
+        """Whole shapes of the trained tensors of all ranks, by name, sorted by the bytes of the name."""
+        ...
+
+    def gather(self, name: str, part: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """Return a whole tensor on the first rank, made of the parts; flat parts, None of those not held."""
+        ...
+
+    def deal(self, name: str, whole: Tensor | None, part: Tensor | None) -> None:
+        """Fill each rank's flat part, on the CPU, from the first rank's whole tensor of the same dtype."""
+        ...
+
+    def total(self, of_parts: Mapping[str, float]) -> float:
+        """Return the sum, over ranks, of a number for each part; a part that several hold counts once."""
+        ...
+
+
+class WholeTensors:
+    """The parts of one process: all of each tensor."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.trained = {name: tensor.shape for name, tensor in tensors.items() if tensor.requires_grad}
+        self._shapes = {name: tensor.shape for name, tensor in tensors.items()}
+
+    def gather(self, name: str, part: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """Return the part in its shape."""
+        assert part is not None
+        return part.to("cpu", dtype).view(self._shapes[name])
+
+    def deal(self, name: str, whole: Tensor | None, part: Tensor | None) -> None:
+        """Copy it."""
+        assert whole is not None
+        assert part is not None
+        part.copy_(whole.view(-1))
+
+    def total(self, of_parts: Mapping[str, float]) -> float:
+        """Return the sum."""
+        return sum(of_parts.values())
+
+
 class Ranks(Protocol):
     """The ranks that share a model, seen from one of them."""
 
@@ -84,6 +128,10 @@ class Ranks(Protocol):
 
     def words(self, tensors: Mapping[str, Tensor], layout: Layout) -> PolicyWords:
         """Return what reads a version's words off the masters of all ranks, on the first."""
+        ...
+
+    def parts(self, tensors: Mapping[str, Tensor]) -> TensorParts:
+        """Return what gathers and deals the tensors whose words are read, a whole one at a time."""
         ...
 
     def follow_writes(self, optimizer: Optimizer) -> None:
@@ -141,6 +189,10 @@ class OneRank:
     def words(self, tensors: Mapping[str, Tensor], layout: Layout) -> MasterWords:
         """Return what reads a version's words off the masters."""
         return MasterWords(tensors, layout)
+
+    def parts(self, tensors: Mapping[str, Tensor]) -> WholeTensors:
+        """Return what has all of each tensor."""
+        return WholeTensors(tensors)
 
     def follow_writes(self, optimizer: Optimizer) -> None:
         """Follow nobody."""

@@ -10,7 +10,7 @@ OUT_OF_MEMORY: Final = 12
 """Exit code of a rank other than the first: ENOMEM, as any other would do."""
 
 MEMORY_FIX: Final = (
-    "lower learner.micro_batch_tokens, share the model out over more ranks (learner.dp_shard), or use a "
+    "lower learner.micro_batch_tokens, share the model out over more ranks (dp_shard), or use a "
     "machine with more memory"
 )
 

@@ -1,7 +1,8 @@
 """A rank other than the first: it does what the first one tells it, until that one ends. Signals that drain a
 learner reach all ranks, and only the first one heeds them.
 
-training    steps, checks, copies for a checkpoint: this thread, in the first rank's order
+training    steps, checks, copies for a checkpoint, or a contributor's changes: this thread, in the first
+            rank's order
 publishing  its words of the frames that the first rank asks for
 saving      its shards of the newest copy
 """
@@ -15,7 +16,8 @@ from pathlib import Path
 
 import torch
 
-from learner.config import LearnerConfig
+from learner.config import LearnerConfig, RanksConfig
+from learner.contributor.local_masters import LocalMasters
 from learner.journal.checkpoint import ShardCopy
 from learner.masters.tensor_files import save_tensors
 from learner.model.rank_exchanges import Instruction
@@ -35,7 +37,7 @@ logger = logging.getLogger(__name__)
 class Follower:
     """A rank's trainer and its newest copy."""
 
-    def __init__(self, config: LearnerConfig, group: RankGroup, *, device: str) -> None:
+    def __init__(self, config: RanksConfig, group: RankGroup, *, device: str) -> None:
         """Load this rank's part of the model.
 
         Raises:
@@ -43,8 +45,14 @@ class Follower:
         """
         self._config = config
         self._group = group
-        policy, reference = load_models(config, device=device, ranks=group)
-        self.trainer = Trainer(policy, config, reference)
+        policy, load = load_models(config, device=device, ranks=group)
+        self._masters: LocalMasters | None = None
+        self._objective = ""
+        if isinstance(config, LearnerConfig):
+            reference = load() if config.reference_kl_coefficient else None
+            self.trainer, self._objective = Trainer(policy, config, reference), config.objective
+        else:
+            self.trainer, self._masters = Trainer(policy, None, load_reference=load), LocalMasters(policy)
         self._copy: ShardCopy | None = None
         """The newest. An instruction to save names its copy, and may come before that is made."""
         self._copied = threading.Condition()
@@ -53,7 +61,7 @@ class Follower:
         """Do what the first rank does now."""
         match instruction.name:
             case "step":
-                self.trainer.step(StepInputs.of(instruction, objective=self._config.objective))
+                self.trainer.step(StepInputs.of(instruction, objective=self._objective))
             case "check":
                 self.trainer.is_finite()
             case "copy":
@@ -65,6 +73,8 @@ class Follower:
                 self.trainer.restore(Path(instruction.values["path"]))
             case "begin anew":
                 self.trainer.begin_anew(Path(instruction.values["path"]))
+            case _ if self._masters is not None:
+                self._masters.obey(instruction)
             case unknown:
                 raise ValueError(f"the first rank of another version of this program says {unknown!r}")
 

@@ -22,13 +22,12 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from learner.config import LearnerConfig
-from learner.model.rank_exchanges import Instruction
+from learner.config import RanksConfig
 from learner.ranks.environment import LIMIT_S, STORE_PORT
 from learner.ranks.errors import RankLostError
 from learner.ranks.fates import Child, Neighbour, neighbours
 from learner.ranks.instruction_stream import InstructionStream
-from learner.ranks.meeting import LOOPBACK, as_json, check_world_size, coding_threads, join_ranks
+from learner.ranks.meeting import LOOPBACK, begin, check_world_size, coding_threads, join_ranks
 from learner.ranks.rank_group import RankGroup
 from node.errors import StartupError
 from node.process.abandoned_threads import abandon
@@ -53,7 +52,7 @@ class Fleet:
     group: RankGroup
     """All of them, once they have met."""
 
-    def __init__(self, config: LearnerConfig) -> None:
+    def __init__(self, config: RanksConfig) -> None:
         """Start the other ranks, unless torchrun did; ``met`` must follow.
 
         Raises:
@@ -123,7 +122,7 @@ class Fleet:
             self.kill()
             raise StartupError(
                 f"the {self._sizes.ranks} ranks did not meet: {error}",
-                fix="Start all, with one configuration; they wait for learner.rank_timeout_s.",
+                fix="Start all, with one configuration; they wait for rank_timeout_s.",
             ) from error
 
     def meet(self) -> None:
@@ -133,7 +132,7 @@ class Fleet:
         self.instructions = InstructionStream(limit_s=config.rank_timeout_s)
         there = neighbours()
         self._watched = self.children or there
-        self.instructions.send(Instruction("begin", {"config": as_json(config)}))
+        self.instructions.send(begin(config))
         self.group = RankGroup(
             self._sizes,
             device_type=config.device.partition(":")[0],
@@ -187,9 +186,7 @@ class Fleet:
             raise
         fates = self.diagnose()
         self.kill()
-        raise RankLostError(
-            f"{fates}. All ranks end; start the learner again, and it goes on from its journal"
-        )
+        raise RankLostError(f"{fates}. All ranks end; start them again: a learner goes on from its journal")
 
     @contextmanager
     def _watching(self) -> Iterator[asyncio.Event]:

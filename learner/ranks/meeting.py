@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from learner.config import LearnerConfig
+from learner.config import LearnerConfig, RanksConfig
+from learner.contributor.config import ContributorConfig
 from learner.model.rank_exchanges import Instruction
 from learner.ranks.environment import LIMIT_S, STORE_PORT
 from learner.sizing.mesh_sizes import MeshSizes
@@ -18,9 +19,10 @@ from node.errors import StartupError
 LOOPBACK: Final = "127.0.0.1"
 
 
-def coding_threads(config: LearnerConfig) -> int:
+def coding_threads(config: RanksConfig) -> int:
     """Return how many threads of this rank code a version: as many as compute, if nothing is configured."""
-    return config.publish_threads or config.threads or torch.get_num_threads()
+    threads = config.publish_threads if isinstance(config, LearnerConfig) else 0
+    return threads or config.threads or torch.get_num_threads()
 
 
 def check_world_size(processes: int, sizes: MeshSizes) -> None:
@@ -32,7 +34,7 @@ def check_world_size(processes: int, sizes: MeshSizes) -> None:
     if processes != sizes.ranks:
         raise StartupError(
             f"torchrun started {processes} processes, the mesh ({sizes}) has {sizes.ranks} ranks",
-            fix=f"Start {sizes.ranks}, or change learner.pp, dp_replicate, dp_shard and tp.",
+            fix=f"Start {sizes.ranks}, or change pp, dp_replicate, dp_shard and tp.",
         )
 
 
@@ -56,15 +58,16 @@ def join_ranks(
     dist.init_process_group(_backends(), store=store, rank=rank, world_size=ranks, timeout=limit)
 
 
-def as_json(config: LearnerConfig) -> dict[str, object]:
+def begin(config: RanksConfig) -> Instruction:
     """Return the configuration as the first rank tells it."""
-    values: dict[str, object] = json.loads(json.dumps(config.model_dump(), default=str))
-    return values
+    values = json.loads(json.dumps(config.model_dump(), default=str))
+    return Instruction("begin", {"section": config.section, "config": values})
 
 
-def config_of(instruction: Instruction) -> LearnerConfig:
+def config_of(begun: Instruction) -> RanksConfig:
     """Return the configuration that the first rank tells."""
-    return LearnerConfig.model_validate(instruction.values["config"])
+    kind = next(one for one in (LearnerConfig, ContributorConfig) if one.section == begun.values["section"])
+    return kind.model_validate(begun.values["config"])
 
 
 def _backends() -> str:

@@ -37,6 +37,7 @@ from learner.ranks.shards.stages import check_stages, has_tied_head, keep_stage
 from learner.ranks.words.dealt_words import DealtWords
 from learner.ranks.words.frame_work import FrameWork
 from learner.ranks.words.sharded_words import ShardedWords
+from learner.ranks.words.tensor_shards import Sharding, TensorShards
 from learner.sizing.mesh_sizes import DIMENSIONS, MeshSizes
 from node.weights.format.layout import Layout
 
@@ -91,6 +92,7 @@ class RankGroup:
         self.saves = InstructionStream(limit_s=limit_s)
         """Instructions to save."""
         self._words: ShardedWords | None = None
+        self._shardings: Mapping[str, Sharding] = {}
         self._mesh = self._meshed(sizes)
         self._tied: list[TiedEmbedding] = []
 
@@ -183,15 +185,20 @@ class RankGroup:
                 raise
             who = self._diagnose() or f"another rank does not answer rank {self.rank}: {error}"
             raise RankLostError(
-                f"{who}. All ranks end; start the learner again, and it goes on with the step that was lost"
+                f"{who}. All ranks end; start them again: a learner goes on with the step that was lost"
             ) from error
 
     def words(self, tensors: Mapping[str, Tensor], layout: Layout) -> ShardedWords:
         """Return what reads a version's words off the masters of all ranks, on the first."""
         masters = DealtWords(tensors, layout, sizes=self.sizes, group=self._words_stream.exchanges)
+        self._shardings = masters.shardings
         work = FrameWork(masters, threads=self._coding_threads)
         self._words = ShardedWords(work, self._words_stream, failures_named=self.failures_named)
         return self._words
+
+    def parts(self, _: Mapping[str, Tensor]) -> TensorShards:
+        """See ``Ranks``; in the thread of steps, where nothing is saved."""
+        return TensorShards(self._shardings, sizes=self.sizes, group=self.saves.exchanges)
 
     def end(self, *, limit_s: float) -> None:
         """Tell the other ranks that nothing comes any more: the first one does, once it has done all else.

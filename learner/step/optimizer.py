@@ -17,9 +17,10 @@ from learner.model.model import Policy
 from learner.step_settings import StepSettings
 
 
-def make_optimizer(policy: Policy, settings: StepSettings) -> torch.optim.Optimizer:
+def make_optimizer(policy: Policy, settings: StepSettings | None) -> torch.optim.Optimizer:
     """Return an optimizer of this rank's part of the parameters that has taken no step."""
-    return torch.optim.AdamW(policy.parameters.values(), fused=True, **_arguments(settings))
+    arguments = {} if settings is None else _arguments(settings)
+    return torch.optim.AdamW(policy.parameters.values(), fused=True, **arguments)
 
 
 def adopt_settings(optimizer: torch.optim.Optimizer, settings: StepSettings) -> None:

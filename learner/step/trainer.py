@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from learner.config import LearnerConfig
+from learner.config import RanksConfig
 from learner.journal.checkpoint import ShardCopy, begin_anew, load_into
 from learner.masters.master_words import MasterWords
 from learner.merging.changes.word_changes import WordsBefore
@@ -27,8 +27,10 @@ from learner.step.train_step import StepOutcome, train_step
 from learner.step_settings import StepSettings
 
 
-def load_models(config: LearnerConfig, *, device: str, ranks: Ranks) -> tuple[Policy, ScoringModel | None]:
-    """Load this rank's part of the model, and of the base model if there is a penalty towards it.
+def load_models(
+    config: RanksConfig, *, device: str, ranks: Ranks
+) -> tuple[Policy, Callable[[], ScoringModel]]:
+    """Load this rank's part of the model; return it, and what loads that of the base model.
 
     Raises:
         StartupError: as ``load_policy``.
@@ -43,9 +45,9 @@ def load_models(config: LearnerConfig, *, device: str, ranks: Ranks) -> tuple[Po
         rematerialise=config.rematerialise,
         ranks=ranks,
     )
-    if config.reference_kl_coefficient == 0:
-        return policy, None
-    return policy, load_reference(config.model_dir, device=device, compute_dtype=compute_dtype, ranks=ranks)
+    return policy, partial(
+        load_reference, config.model_dir, device=device, compute_dtype=compute_dtype, ranks=ranks
+    )
 
 
 class Trainer:
@@ -54,21 +56,25 @@ class Trainer:
     def __init__(
         self,
         policy: Policy,
-        settings: StepSettings,
+        settings: StepSettings | None,
         reference: ScoringModel | None = None,
         *,
+        load_reference: Callable[[], ScoringModel] | None = None,
         before_writing: Callable[[], None] | None = None,
         merges: bool = False,
     ) -> None:
         """Begin with an optimizer that has taken no step.
 
         Args:
+            settings: those to begin with; None: the first step's.
             merges: whether ``merge`` is called, by one rank alone, rather than ``step``.
-            reference: the base model, for the penalty towards it; None: no such penalty.
+            reference: the base model, for the penalty towards it; None: no such penalty, unless
+                ``load_reference`` loads it at the first step that has one.
             before_writing: waits for those that read the parameters; called before each write to them.
         """
         self.policy = policy
         self.reference = reference
+        self._load_reference = load_reference
         self.optimizer = OuterOptimizer(policy.parameters) if merges else make_optimizer(policy, settings)
         if before_writing is not None:
             self.optimizer.register_step_pre_hook(lambda *_: before_writing())
@@ -80,18 +86,21 @@ class Trainer:
         """Take a step, with its own settings, whatever those of the step before were.
 
         Raises:
-            StartupError: the objective cannot be loaded.
+            StartupError: the objective cannot be loaded, or the base model.
         """
         with self.policy.ranks.failures_named():
             self._tell(lambda: step.instruction)
             adopt_settings(self.optimizer, step.settings)
+            has_penalty = step.settings.reference_kl_coefficient > 0
+            if has_penalty and self.reference is None and self._load_reference is not None:
+                self.reference = self._load_reference()
             return train_step(
                 self.policy,
                 self.optimizer,
                 step.groups,
                 version=step.version,
                 settings=step.settings,
-                reference=self.reference if step.settings.reference_kl_coefficient else None,
+                reference=self.reference if has_penalty else None,
             )
 
     @property

@@ -32,7 +32,7 @@ ROLE_MODULES: Final = {
     "coordinator": "node.coordinator.coordinator_role",
     "relay": "node.relay.relay_role",
     "learner": "learner.learner_role",
-    "contributor": "learner.contributor.contributor_role",
+    "contributor": "learner.contributor_role",
     "sampler": "sampler.sampler_role",
     "verifier": "sampler.verifier_role",
 }

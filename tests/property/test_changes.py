@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from learner.merging.changes.coder import ChangeEncoder, MasterChanges, change_limit_bytes, decode_tensors
+from learner.merging.changes.coder import ChangeEncoder, change_limit_bytes, decode_tensors
 from learner.merging.merge_settings import Compression
-from support.changes import COMPRESSIONS, SHAPES, drawn, float32_kinds, merge_settings, words_of
+from support.changes import COMPRESSIONS, SHAPES, changed, drawn, float32_kinds, merge_settings, words_of
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -31,7 +31,7 @@ def test_full_makes_the_masters_again_to_the_last_bit(seed: int, nearness: str) 
     masters[~masters.isfinite()] = 0
     shapes = {"a": torch.Size([5000])}
     rules = merge_settings("full")
-    payload = ChangeEncoder.of(rules, shapes).encode(MasterChanges({"a": masters}, {"a": anchor}))
+    payload = ChangeEncoder.of(rules, shapes).encode(changed({"a": masters}, {"a": anchor}))
     change = dict(decode_tensors(payload, rules, shapes))["a"]
     made = (anchor.double() + change).float()
     differs = made.view(torch.int32) != masters.view(torch.int32)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from learner.masters.master_words import MasterWords
+from learner.merging.changes.coder import difference
 from learner.merging.changes.word_changes import WordsBefore
 from learner.merging.merge_settings import Compression, MergeSettings
 from node.weights.format.layout import Layout, TensorSpec
@@ -41,6 +42,11 @@ def drawn(seed: int, *, scale: float = 1.0) -> dict[str, Tensor]:
     """Return normal float32 of the shapes."""
     source = torch.Generator().manual_seed(seed)
     return {name: scale * torch.randn(shape, generator=source) for name, shape in SHAPES.items()}
+
+
+def changed(masters: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return masters minus anchor, by the names of the anchor."""
+    return {name: difference(masters[name].detach(), anchor[name]) for name in anchor}
 
 
 def words_of(masters: Mapping[str, Tensor], layout: Layout = LAYOUT) -> WordsBefore:

@@ -12,7 +12,7 @@ import torch
 
 from heterorl.v1 import merge_pb2, merge_pb2_grpc, rollout_pb2
 from learner.config import LearnerConfig
-from learner.merging.changes.coder import ChangeEncoder, MasterChanges
+from learner.merging.changes.coder import ChangeEncoder
 from learner.merging.contribution import ContributionReport, LocalStep
 from learner.merging.merge_settings import MergeSettings
 from learner.model.model import load_policy
@@ -26,6 +26,7 @@ from node.rpc.channel import Purpose, dial
 from node.values.groups.rollout import RolloutGroup
 from node.values.run import Role
 from node.wire.rollouts import encoded_from_wire, group_from_wire
+from support.changes import changed
 from support.training_loop import RunningLearner
 
 WITHIN_S = 30.0
@@ -136,7 +137,7 @@ class HandContributor:
         shapes = {name: one.shape for name, one in anchor.items()}
         payload = b""
         if steps:
-            changes = MasterChanges(self.policy.parameters, anchor)
+            changes = changed(self.policy.parameters, anchor)
             payload = ChangeEncoder.of(merge, shapes).encode(changes)
         self.number += 1
         report = ContributionReport(tuple(steps), tuple(uninformative))

@@ -19,6 +19,7 @@ from bench.held_policy import HeldPolicy
 from heterorl.v1 import merge_pb2, merge_pb2_grpc
 from learner.contributor.contributor import Contributor
 from learner.contributor.held_words import HeldWords
+from learner.contributor.local_masters import LocalMasters
 from learner.contributor.local_trainer import LocalTrainer
 from learner.contributor.metrics import ContributorMetrics
 from learner.masters.master_words import MasterWords
@@ -28,6 +29,7 @@ from learner.merging.contribution import ContributionReport
 from learner.merging.formulas.outer_step import mean_change, outer_step
 from learner.merging.merge_settings import MergeSettings
 from learner.model.model import Policy, load_policy
+from learner.step.trainer import Trainer
 from learner.step_settings import StepSettings
 from node.errors import RefusedError
 from node.identity.signatures import SigningKey
@@ -256,7 +258,8 @@ async def contributing(
             server=Role.LEARNER,
         )
         async with channel:
-            trainer = LocalTrainer(policy, held, load_reference=lambda: load_policy(model_dir, device="cpu"))
+            steps = Trainer(policy, None, load_reference=lambda: load_policy(model_dir, device="cpu"))
+            trainer = LocalTrainer(steps, LocalMasters(policy), held)
             contributor = Contributor(
                 channel,
                 trainer,

@@ -52,8 +52,8 @@ from learner.ranks.errors import RankLostError
 from learner.ranks.instruction_stream import InstructionStream
 from learner.ranks.launching import Fleet
 from learner.ranks.rank_group import RankGroup
-from learner.ranks.words.dealt_words import sharding_of
 from learner.ranks.words.sharded_words import ShardedWords
+from learner.ranks.words.tensor_shards import sharding_of
 from learner.sizing.mesh_sizes import MeshSizes
 from learner.step.step_inputs import StepInputs
 from learner.step.train_step import train_step

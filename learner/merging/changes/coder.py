@@ -18,7 +18,7 @@ A payload may come from anybody. Its sizes follow from the model's shapes and fr
 spent, and a payload that is broken raises ValueError. That it came whole is for its sender's header to prove.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -52,25 +52,28 @@ _TENSOR_BYTES: Final = 64
 
 
 class MasterChanges(Mapping[str, Tensor]):
-    """Masters minus anchor, each difference made when it is asked for, on the CPU.
+    """Changes of some masters, each made when it is asked for."""
 
-    In float64; where the anchor is zero, the master itself, so that a -0.0 stays one.
-    """
-
-    def __init__(self, masters: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> None:
-        """Compare ``masters`` with ``anchor``, which has the names that matter."""
-        self._masters = masters
-        self._anchor = anchor
+    def __init__(self, names: Collection[str], change: Callable[[str], Tensor]) -> None:
+        """Make the changes of ``names`` by ``change``."""
+        self._names = names
+        self._change = change
 
     def __getitem__(self, name: str) -> Tensor:
-        masters, anchor = self._masters[name].detach().double(), self._anchor[name].detach().double()
-        return torch.where(anchor == 0, masters, masters - anchor).cpu()
+        return self._change(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._anchor)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._anchor)
+        return len(self._names)
+
+
+@torch.no_grad()
+def difference(masters: Tensor, anchor: Tensor) -> Tensor:
+    """Return masters minus anchor in float64; where the anchor is zero, the master: a -0.0 stays one."""
+    masters, anchor = masters.double(), anchor.double()
+    return torch.where(anchor == 0, masters, masters - anchor)
 
 
 class TensorCodec(Protocol):
@@ -98,34 +101,42 @@ class ChangeEncoder:
         """Return an encoder of changes of masters of these shapes, as ``settings`` say."""
         return cls(settings, shapes, _tensor_codec(settings))
 
-    def encode(self, changes: Mapping[str, Tensor], *, words_before: WordsBefore | None = None) -> bytes:
+    def encode(
+        self,
+        changes: Mapping[str, Tensor],
+        *,
+        words_before: WordsBefore | None = None,
+        keep: Callable[[str, Tensor], None] | None = None,
+    ) -> bytes:
         """Return the payload of a change.
 
         Beside the change and what is left over it takes memory for a tensor.
 
         Args:
             changes: some or all of the masters' changes, float32 or float64; for ``full`` to be exact, as
-                ``MasterChanges`` has them. Each is asked for once, and none is written.
+                ``difference`` makes them. Each is asked for once, and none is written.
             words_before: the version that the steps began from; needed for ``word_changes``.
+            keep: takes what a tensor leaves over, flat, and has it in the next ``changes``; None: the encoder
+                does.
         Raises:
             ValueError: a name or a shape is not of the masters, or an entry is a NaN or an infinity. What was
                 left over is lost in part then.
         """
         if unknown := sorted(changes.keys() - self._shapes.keys()):
             raise ValueError(f"changes of tensors that the model does not have: {', '.join(unknown[:3])}")
-        names = sorted(changes)
+        here, keep = frozenset(changes), keep or self._left_over.__setitem__
         to = PayloadWriter()
         to.put(_header(self._settings))
-        to.put(np.packbits([name in changes for name in sorted(self._shapes)]).tobytes())
+        to.put(np.packbits([name in here for name in sorted(self._shapes)]).tobytes())
         if self._codec is None:
             before = _needed(words_before)
-            self._left_over |= write_words(lambda name: self._due(name, changes), set(names), before, to)
+            write_words(lambda name: self._due(name, changes), here, before, to, keep=keep)
             return to.payload()
-        for name in names:
+        for name in sorted(here):
             due = self._due(name, changes)
             self._codec.write(due.numpy(), self._shapes[name], to)
             if self._settings.compression != "full":
-                self._left_over[name] = due
+                keep(name, due)
         return to.payload()
 
     def _due(self, name: str, changes: Mapping[str, Tensor]) -> Tensor:

@@ -36,12 +36,18 @@ class WordsBefore:
 
 
 def write_words(
-    due: Callable[[str], Tensor], names: Set[str], before: WordsBefore, to: PayloadWriter
-) -> dict[str, Tensor]:
-    """Append the changes of ``names``; return what is left of them.
+    due: Callable[[str], Tensor],
+    names: Set[str],
+    before: WordsBefore,
+    to: PayloadWriter,
+    *,
+    keep: Callable[[str, Tensor], None],
+) -> None:
+    """Append the changes of ``names``, in the order of the layout.
 
     Args:
         due: Returns a change with what earlier ones left over, flat, float32; it is written here.
+        keep: Takes what is left of a change, once all of it is appended.
     Raises:
         ValueError: a tensor is not one of floats, or its words would have a NaN or an infinity.
     """
@@ -57,9 +63,10 @@ def write_words(
             was, becomes = _floats(old, piece), _floats(new, piece)
             becomes.copy_(was.double() + part)
             part -= (becomes.double() - was.double()).float()
+            if _is_last(piece):
+                keep(name, left.pop(name))
         digest = to.put_frame(new, base=old, dtype=before.layout.frames[frame].dtype)
         to.put(struct.pack("<I", words_check(digest)))
-    return left
 
 
 def read_words(names: Set[str], before: WordsBefore, reader: PayloadReader) -> Iterator[tuple[str, Tensor]]:
@@ -81,7 +88,7 @@ def read_words(names: Set[str], before: WordsBefore, reader: PayloadReader) -> I
                 changes[name] = torch.empty(piece.tensor.elements, dtype=torch.float64)
             change = _floats(new, piece).double() - _floats(old, piece).double()
             changes[name][_entries(piece)] = change
-            if piece.tensor_word + piece.words == piece.tensor.words:
+            if _is_last(piece):
                 yield name, changes.pop(name)
 
 
@@ -98,6 +105,10 @@ def _frames(layout: Layout, names: Set[str]) -> Iterator[tuple[int, list[Overlap
         pieces = [piece for piece in layout.overlaps(frame) if piece.tensor.name in names]
         if pieces:
             yield frame, pieces
+
+
+def _is_last(piece: Overlap) -> bool:
+    return piece.tensor_word + piece.words == piece.tensor.words
 
 
 def _entries(piece: Overlap) -> slice:

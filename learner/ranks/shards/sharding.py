@@ -76,8 +76,8 @@ def check_slices(model: PreTrainedModel, *, tp: int) -> None:
     for name, count in (("attention", heads), ("key-value", getattr(text, "num_key_value_heads", heads))):
         if count is not None and count % tp:
             raise StartupError(
-                f"learner.tp = {tp} does not divide the model's {count} {name} heads",
-                fix="Set learner.tp to a divisor of both counts, and learner.dp_shard to make up for it.",
+                f"tp = {tp} does not divide the model's {count} {name} heads",
+                fix="Set tp to a divisor of both counts, and dp_shard to make up for it.",
             )
 
 

@@ -78,24 +78,24 @@ def check_stages(model: PreTrainedModel, *, stages: int) -> None:
         StartupError: it cannot.
     """
     name = type(model).__name__
-    instead = "Set learner.pp = 1, and learner.dp_shard or learner.tp to make up for it."
+    instead = "Set pp = 1, and dp_shard or tp to make up for it."
     plan = _plan(model)
     if plan is None:
         raise StartupError(
-            f"learner.pp = {stages}, and transformers has no plan that cuts {name} into stages: no list of "
+            f"pp = {stages}, and transformers has no plan that cuts {name} into stages: no list of "
             f"layers named {LAYERS!r}, or parts beside it",
             fix=instead,
         )
     layers = len(getattr(model.base_model, LAYERS))
     if stages > layers:
         raise StartupError(
-            f"learner.pp = {stages} is more than the model's {layers} layers",
-            fix=f"Set learner.pp to {layers} at most, and learner.dp_shard or learner.tp to make up for it.",
+            f"pp = {stages} is more than the model's {layers} layers",
+            fix=f"Set pp to {layers} at most, and dp_shard or tp to make up for it.",
         )
     small = small_model(model.config, layers=2)
     if small is None or not _is_same_in_stages(small):
         raise StartupError(
-            f"learner.pp = {stages}, and {name} does not compute the same in stages as it does whole: its "
+            f"pp = {stages}, and {name} does not compute the same in stages as it does whole: its "
             "layers share more than hidden states",
             fix=instead,
         )

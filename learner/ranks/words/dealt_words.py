@@ -10,9 +10,7 @@ instead of four. Frames are dealt out in turn, so that no rank has one more than
 same frames in the same order.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Final
 
 import numpy as np
@@ -23,44 +21,10 @@ from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
 from learner.masters.master_words import round_into
-from learner.sizing.mesh_sizes import Coordinate, MeshSizes
+from learner.ranks.words.tensor_shards import shardings
+from learner.sizing.mesh_sizes import MeshSizes
 from node.weights.format.digests import Words
 from node.weights.format.layout import Layout, Overlap
-
-
-@dataclass(frozen=True, slots=True)
-class Sharding:
-    """Which axes of a tensor are divided; None: none is."""
-
-    shape: tuple[int, ...]
-    shard_axis: int | None = None
-    slice_axis: int | None = None
-    stage: int = 0
-    """The first stage that has the tensor."""
-
-    def part(self, whole: Tensor, at: Coordinate, sizes: MeshSizes) -> Tensor:
-        """Return the view of a whole tensor that the rank at a coordinate holds.
-
-        Tensor parallelism slices one axis; FSDP2 then shards the first axis of the slice. Both cut as
-        ``torch.chunk`` does, and leave nothing to ranks for which there is no chunk.
-        """
-        for axis, number, parts in (
-            (self.slice_axis, at.slice, sizes.tp),
-            (self.shard_axis, at.shard, sizes.dp_shard),
-        ):
-            if axis is not None:
-                chunks = whole.chunk(parts, axis)
-                whole = chunks[number] if number < len(chunks) else whole.narrow(axis, 0, 0)
-        return whole
-
-    def is_sent_by(self, at: Coordinate) -> bool:
-        """Whether the rank at a coordinate speaks for its part, which others may hold too."""
-        return (
-            at.stage == self.stage
-            and at.replica == 0
-            and (at.shard == 0 or self.shard_axis is not None)
-            and (at.slice == 0 or self.slice_axis is not None)
-        )
 
 
 class DealtWords:
@@ -84,7 +48,7 @@ class DealtWords:
         self.ranks: Final = sizes.ranks
         self._sizes = sizes
         self._group = group
-        self._shardings = shardings(tensors, sizes=sizes, group=group)
+        self.shardings: Final = shardings(tensors, sizes=sizes, group=group)
         self._most_words = max(span.words for span in layout.tensors)
         """In all tensors that are gathered at once."""
         self._numbers = {span.name: number for number, span in enumerate(layout.tensors)}
@@ -152,7 +116,7 @@ class DealtWords:
         """Places in the whole tensor, and the parts that belong there."""
         for number in tensors:
             span, gatherer = self.layout.tensors[number], self._gatherer(number)
-            sharding, is_here = self._shardings[span.name], gatherer == self.rank
+            sharding, is_here = self.shardings[span.name], gatherer == self.rank
             dtype: torch.dtype = getattr(torch, span.dtype.name)
             whole = torch.empty(sharding.shape, dtype=dtype, device="cpu" if is_here else "meta")
             for rank in range(self.ranks):
@@ -209,34 +173,6 @@ def _wait(passed: list[dist.Work]) -> None:
     """Wait until all has arrived, and forget it. Raises RuntimeError: another rank is gone."""
     while passed:
         passed.pop(0).wait()
-
-
-def shardings(tensors: Mapping[str, Tensor], *, sizes: MeshSizes, group: ProcessGroup) -> dict[str, Sharding]:
-    """Tell all ranks the tensors of this one's stage; return those of all stages. Every rank calls this."""
-    own = {name: asdict(sharding_of(tensor)) for name, tensor in tensors.items()}
-    found: dict[str, Sharding] = {}
-    for stage in range(sizes.pp):
-        told = torch.frombuffer(bytearray(json.dumps(own).encode()), dtype=torch.uint8)
-        length = torch.tensor([len(told)])
-        first = stage * sizes.ranks // sizes.pp
-        dist.broadcast(length, src=first, group=group)
-        heard = told if dist.get_rank() == first else torch.empty(int(length), dtype=torch.uint8)
-        dist.broadcast(heard, src=first, group=group)
-        for name, of_tensor in json.loads(heard.numpy().tobytes()).items():
-            shape = tuple(of_tensor["shape"])
-            found.setdefault(name, Sharding(**of_tensor | {"shape": shape, "stage": stage}))
-    return found
-
-
-def sharding_of(tensor: Tensor) -> Sharding:
-    """Return how ranks of one stage share a tensor."""
-    axes: dict[str, int] = {}
-    if isinstance(tensor, DTensor):
-        names = tensor.device_mesh.mesh_dim_names or ()
-        for name, placed in zip(names, tensor.placements, strict=True):
-            if not placed.is_replicate():
-                axes[name] = placed.dim  # type: ignore[attr-defined]
-    return Sharding(tuple(tensor.shape), axes.get("dp_shard"), axes.get("tp"))
 
 
 def _elements(piece: Overlap) -> tuple[int, int]:

@@ -6,8 +6,9 @@ import torch
 from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 from torch import Tensor
 
-from learner.merging.changes.coder import ChangeEncoder, MasterChanges, decode_tensors
+from learner.merging.changes.coder import ChangeEncoder, decode_tensors
 from learner.merging.merge_settings import MergeSettings
+from support.changes import changed
 
 SHAPES: Final = {
     "first": torch.Size([64, 64]),
@@ -43,7 +44,7 @@ def error_percent(rules: MergeSettings, *, feeds_back: bool = True) -> float:
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
             coder = encoder if feeds_back else ChangeEncoder.of(rules, SHAPES)
-            payload = coder.encode(MasterChanges(masters, merged))
+            payload = coder.encode(changed(masters, merged))
             for name, change in decode_tensors(payload, rules, SHAPES):
                 mean[name] += change / CONTRIBUTORS
         merged = {name: (merged[name] + mean[name]).float() for name in merged}

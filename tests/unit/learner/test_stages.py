@@ -79,7 +79,7 @@ def test_stages_one_after_the_other_are_the_whole_model(build: Callable[[], PreT
 @pytest.mark.parametrize(
     ("build", "count", "said"),
     [
-        (llama, 4, "learner.pp = 4 is more than the model's 3 layers. Set learner.pp to 3 at most"),
+        (llama, 4, "pp = 4 is more than the model's 3 layers. Set pp to 3 at most"),
         (gpt2, 2, "no plan that cuts GPT2LMHeadModel into stages: no list of layers named 'layers'"),
     ],
 )
@@ -116,7 +116,7 @@ def test_a_family_whose_layers_share_more_than_hidden_states_is_refused(
 
     small = sliced_loading.small_model
     monkeypatch.setattr("learner.ranks.shards.stages.small_model", sharing)
-    with cannot_start("LlamaForCausalLM", "learner.pp"):
+    with cannot_start("LlamaForCausalLM", "pp"):
         check_stages(llama(), stages=2)
 
 

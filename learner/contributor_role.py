@@ -9,17 +9,19 @@ it leaves the run.
 
 import asyncio
 import random
-from pathlib import Path
 from typing import Final
-
-import torch
 
 from learner.contributor.config import ContributorConfig
 from learner.contributor.contributor import Contributor
 from learner.contributor.held_words import HeldWords
+from learner.contributor.local_masters import LocalMasters
 from learner.contributor.local_trainer import LocalTrainer
 from learner.contributor.metrics import ContributorMetrics
-from learner.model.model import Policy, ScoringModel, load_policy, load_reference
+from learner.masters.master_words import keep_base
+from learner.model.model import Policy
+from learner.model.rank_exchanges import Ranks
+from learner.ranks.starting import ranks_of
+from learner.step.trainer import Trainer, load_models
 from node.clients.membership.heartbeats import Notices, PeerReports
 from node.clients.membership.join_call import Member
 from node.clients.membership.membership_client import MembershipClient, Uplink
@@ -37,7 +39,6 @@ from node.system.backoff import Backoff
 from node.text.text_rules import TextRules
 from node.text.tokenizer import chat_template_digest, tokenizer_digest
 from node.values.run import Role
-from node.weights.assembly.public_base import PublicBase
 from node.weights.assembly.stored import StoredVersions
 
 RETAINED_KEYFRAMES: Final = 1
@@ -45,7 +46,7 @@ RETAINED_KEYFRAMES: Final = 1
 
 
 async def build(context: RoleContext) -> list[Service]:
-    """Load the model, in a thread, and return the contributor's services.
+    """Start the ranks and load the model, in threads, and return the contributor's services.
 
     Raises:
         StartupError: the model or the store cannot be used, or the coordinator's address is missing.
@@ -62,15 +63,13 @@ async def build(context: RoleContext) -> list[Service]:
     moved = MovedCoordinator(hub, context.run, context.state_dir)
     control = dial(hub, caller, purpose=Purpose.CONTROL, now=now)
     learner = dial(config.learner, caller, purpose=Purpose.CONTRIBUTIONS, now=now, server=Role.LEARNER)
-    policy, base = await asyncio.to_thread(_load, config, context.state_dir / "base.words")
+    fleet, ranks = await ranks_of(config)
+    trainer, masters = await asyncio.to_thread(_load, config, ranks)
+    policy = trainer.policy
+    base = await asyncio.to_thread(keep_base, context.state_dir / "base.words", policy.master_words)
     store = await asyncio.to_thread(open_store, context, retained_keyframes=RETAINED_KEYFRAMES)
     words = HeldWords(StoredVersions(store, policy.layout, base.words), base.version)
-
-    def reference() -> ScoringModel:
-        dtype = _compute_dtype(config)
-        return load_reference(config.model_dir, device=config.device, compute_dtype=dtype)
-
-    trainer = LocalTrainer(policy, words, load_reference=reference)
+    local = LocalTrainer(trainer, masters, words)
     membership = MembershipClient(
         control,
         _member(context, config, policy),
@@ -79,7 +78,7 @@ async def build(context: RoleContext) -> list[Service]:
         ),
         reports=PeerReports(
             held=lambda: words.version,
-            waits_for=lambda: context.node_metrics.waits_for or trainer.notice,
+            waits_for=lambda: context.node_metrics.waits_for or local.notice,
             machine=context.machine_figures,
             base=lambda: base.model,
         ),
@@ -87,7 +86,7 @@ async def build(context: RoleContext) -> list[Service]:
     )
     contributor = Contributor(
         learner,
-        trainer,
+        local,
         words,
         store,
         layout_digest=policy.layout.digest,
@@ -101,7 +100,8 @@ async def build(context: RoleContext) -> list[Service]:
     mirror = make_mirror(context, store, hub=hub, caller=caller, control=control, relays=config.relays)
     contributing = StopsAfter(contributor)
     mirroring = StopsAfter(mirror, other=contributing)
-    return [StopsAfter(membership, other=contributing), mirroring, contributing]
+    ranked = [] if fleet is None else [StopsAfter(fleet, other=contributing)]
+    return [*ranked, StopsAfter(membership, other=contributing), mirroring, contributing]
 
 
 def _member(context: RoleContext, config: ContributorConfig, policy: Policy) -> Member:
@@ -118,24 +118,11 @@ def _member(context: RoleContext, config: ContributorConfig, policy: Policy) -> 
     )
 
 
-def _load(config: ContributorConfig, base_words: Path) -> tuple[Policy, PublicBase]:
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    policy = load_policy(
-        config.model_dir,
-        device=config.device,
-        compute_dtype=_compute_dtype(config),
-        rematerialise=config.rematerialise,
-    )
+def _load(config: ContributorConfig, ranks: Ranks) -> tuple[Trainer, LocalMasters]:
+    policy, load_reference = load_models(config, device=config.device, ranks=ranks)
     if not (kind := kind_of_class(type(policy.model).__name__)).can_be_shared:
         raise StartupError(
             f"a policy of the kind {kind.name} has buffers that follow its steps, which are not merged",
             fix="Train it on the learner alone, without learner.merge.",
         )
-    words = policy.master_words
-    base = PublicBase.keep(base_words, words.digests(), words.copy_frames, layout=words.layout)
-    return policy, base
-
-
-def _compute_dtype(config: ContributorConfig) -> torch.dtype | None:
-    return torch.bfloat16 if config.compute_dtype == "bfloat16" else None
+    return Trainer(policy, None, load_reference=load_reference), LocalMasters(policy)
