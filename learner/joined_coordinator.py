@@ -21,7 +21,7 @@ from node.text.text_rules import TextRules
 from node.text.tokenizer import chat_template_digest, tokenizer_digest
 from node.values.evaluation import EvaluationNotice
 from node.values.policy import PolicyVersion
-from node.values.run import Role
+from node.values.roles import Role
 from node.weights.transfer.sources import watch_versions
 
 

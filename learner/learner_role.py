@@ -55,7 +55,7 @@ from node.serving.merge_servicer import MergeServicer, add_to_server
 from node.system.backoff import Backoff
 from node.values.groups.rollout import RolloutGroup
 from node.values.limits import CHUNK_BYTES
-from node.values.run import Role
+from node.values.roles import Role
 from node.weights.assembly.stored import StoredVersions
 from node.weights.transfer.artifact_uploader import ArtifactUploader
 

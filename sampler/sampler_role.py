@@ -35,7 +35,7 @@ from node.telemetry.metrics import NodeMetrics
 from node.text.text_rules import TextRules
 from node.text.tokenizer import chat_template_digest
 from node.values.peer_figures import SamplerFigures
-from node.values.run import Role
+from node.values.roles import Role
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.sources import Sources, dial_source
 from sampler.config import SamplerConfig

@@ -18,7 +18,7 @@ from node.rpc.hub import Hub
 from node.system.backoff import Backoff
 from node.text.text_rules import TextRules
 from node.text.tokenizer import chat_template_digest
-from node.values.run import Role
+from node.values.roles import Role
 from sampler.config import VerifierConfig
 from sampler.engines.text.model_tokenizer import tokenizer_of
 from sampler.metrics import VerifierMetrics

@@ -36,7 +36,7 @@ from node.serving.mirror_setup import make_mirror
 from node.system.backoff import Backoff
 from node.text.text_rules import TextRules
 from node.text.tokenizer import chat_template_digest, tokenizer_digest
-from node.values.run import Role
+from node.values.roles import Role
 from node.weights.assembly.public_base import PublicBase
 from node.weights.assembly.stored import StoredVersions
 

@@ -32,7 +32,7 @@ from node.serving.hub_setup import bucket_mirror, make_server, open_store
 from node.serving.mirror_setup import make_mirror
 from node.serving.policy_servicer import PolicyServicer
 from node.system.backoff import Backoff
-from node.values.run import Role
+from node.values.roles import Role
 from node.weights.store.artifact_store import ArtifactStore
 
 

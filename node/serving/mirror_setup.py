@@ -10,7 +10,7 @@ import grpc.aio
 from node.process.role_context import RoleContext
 from node.rpc.channel import Caller
 from node.rpc.hub import Hub
-from node.values.run import Role
+from node.values.roles import Role
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.mirror import Mirror

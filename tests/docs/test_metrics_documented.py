@@ -25,7 +25,7 @@ from node.system.clock import SystemClock
 from node.telemetry.metrics import NodeMetrics
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.values.groups.verdict import Verdict
-from node.values.run import Role
+from node.values.roles import Role
 from sampler.metrics import SamplerMetrics, VerifierMetrics
 
 ROOT: Final = DEPLOY.parent
