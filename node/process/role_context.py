@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 def in_order(names: Iterable[str]) -> tuple[Role, ...]:
     """Return each role once, in the order in which they start."""
-    return tuple(role for role in Role if role in set(names))
+    wanted = set(names)
+    return tuple(role for role in Role if role in wanted)
 
 
 @dataclass(frozen=True, slots=True)

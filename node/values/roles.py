@@ -31,7 +31,7 @@ class Role(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleTraits:
-    """What there is to a role that a process runs."""
+    """A role that a process runs, as the rest of the system sees it."""
 
     build: str
     """``async (RoleContext) -> list[Service]``, as ``package.module:function``. Imported once all values are
