@@ -4,8 +4,8 @@
     its row here     where these two are, and what it has that others ask for
     common.proto     its number, for Join
 
-Whoever treats roles alike for what they have asks the row, so that a new role needs these three and nothing
-else. What is particular to one role, such as an rpc that it alone may call, is said where it belongs.
+Code that treats roles alike for what they have asks the row. So a new role needs these three, and its room a
+place in pyproject.toml. What is particular to one, such as an rpc that it alone may call, is said there.
 """
 
 import enum
