@@ -43,7 +43,7 @@ from node.values.groups.rollout import Completion, EncodedGroup, Finish, PromptL
 from node.values.groups.verdict import Verdict
 from node.values.limits import GROUPS_PER_REQUEST, JOINED_GROUPS_BYTES
 from node.values.policy import PolicyVersion
-from node.values.run import Role
+from node.values.roles import Role
 from node.wire.rollouts import group_to_wire, submission_to_wire
 from sampler.rollouts.group_submitter import SUBMISSIONS_IN_FLIGHT
 

@@ -43,7 +43,7 @@ from bench.shared.measured_process import ended, started
 from bench.shared.played_run import Hub, PlayedRun
 from node.commands.status.status_command import fetch_status
 from node.system import descriptors
-from node.values.run import Role
+from node.values.roles import Role
 
 PEERS: Final = (100, 1000, 3000, 10_000)
 SCRAPE_EVERY_S: Final = 15.0

@@ -3,7 +3,7 @@
 from typing import Any
 
 from heterorl.v1 import common_pb2
-from node.values.run import Role
+from node.values.roles import Role
 
 
 def role_to_wire(role: Role) -> Any:

@@ -24,21 +24,17 @@ from learner.ranks.starting import ranks_of
 from learner.step.trainer import Trainer, load_models
 from node.clients.membership.heartbeats import Notices, PeerReports
 from node.clients.membership.join_call import Member
-from node.clients.membership.membership_client import MembershipClient, Uplink
-from node.enrolment.move_notice import MovedCoordinator
 from node.errors import StartupError
-from node.identity.peer import Peer
 from node.kinds.registry import kind_of_class
+from node.process.coordinator_link import CoordinatorLink
 from node.process.role_context import RoleContext
 from node.process.service import Service, StopsAfter
 from node.rpc.channel import Purpose, dial
-from node.rpc.hub import Hub
 from node.serving.hub_setup import open_store
 from node.serving.mirror_setup import make_mirror
-from node.system.backoff import Backoff
 from node.text.text_rules import TextRules
 from node.text.tokenizer import chat_template_digest, tokenizer_digest
-from node.values.run import Role
+from node.values.roles import Role
 from node.weights.assembly.stored import StoredVersions
 
 RETAINED_KEYFRAMES: Final = 1
@@ -52,17 +48,8 @@ async def build(context: RoleContext) -> list[Service]:
         StartupError: the model or the store cannot be used, or the coordinator's address is missing.
     """
     config = context.config.section(ContributorConfig)
-    target = context.config.node.coordinator
-    if target is None:
-        raise StartupError(
-            "The contributor does not know its coordinator", fix="Set node.coordinator = HOST:PORT."
-        )
-    caller = context.identity or Peer(context.run.run_id, Role.CONTRIBUTOR, context.node_id)
-    now = context.clock.now()
-    hub = Hub(target)
-    moved = MovedCoordinator(hub, context.run, context.state_dir)
-    control = dial(hub, caller, purpose=Purpose.CONTROL, now=now)
-    learner = dial(config.learner, caller, purpose=Purpose.CONTRIBUTIONS, now=now, server=Role.LEARNER)
+    link, now = CoordinatorLink.of(context), context.clock.now()
+    learner = dial(config.learner, link.caller, purpose=Purpose.CONTRIBUTIONS, now=now, server=Role.LEARNER)
     fleet, ranks = await ranks_of(config)
     trainer, masters = await asyncio.to_thread(_load, config, ranks)
     policy = trainer.policy
@@ -70,19 +57,14 @@ async def build(context: RoleContext) -> list[Service]:
     store = await asyncio.to_thread(open_store, context, retained_keyframes=RETAINED_KEYFRAMES)
     words = HeldWords(StoredVersions(store, policy.layout, base.words), base.version)
     local = LocalTrainer(trainer, masters, words)
-    membership = MembershipClient(
-        control,
+    membership = link.membership(
         _member(context, config, policy),
-        Uplink(
-            context.clock, Backoff(random.random), context.node_metrics.waiting, context.identity, moved.hub
-        ),
         reports=PeerReports(
             held=lambda: words.version,
             waits_for=lambda: context.node_metrics.waits_for or local.notice,
-            machine=context.machine_figures,
             base=lambda: base.model,
         ),
-        notices=Notices(moved=moved.learn),
+        notices=Notices(),
     )
     contributor = Contributor(
         learner,
@@ -97,7 +79,7 @@ async def build(context: RoleContext) -> list[Service]:
         metrics=ContributorMetrics(context.registry),
         node_metrics=context.node_metrics,
     )
-    mirror = make_mirror(context, store, hub=hub, caller=caller, control=control, relays=config.relays)
+    mirror = make_mirror(link, store, relays=config.relays)
     contributing = StopsAfter(contributor)
     mirroring = StopsAfter(mirror, other=contributing)
     ranked = [] if fleet is None else [StopsAfter(fleet, other=contributing)]

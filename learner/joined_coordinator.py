@@ -1,7 +1,6 @@
 """The coordinator over the learner's membership: what it joins with, what its heartbeats say and bring."""
 
 import random
-from dataclasses import replace
 
 from grpc.aio import Channel
 
@@ -11,17 +10,15 @@ from learner.restored_learner import RestoredLearner
 from learner.training.evidence import Evidence
 from node.clients.membership.heartbeats import Notices, PeerReports
 from node.clients.membership.join_call import Member
-from node.clients.membership.membership_client import MembershipClient, Uplink
-from node.enrolment.move_notice import MovedCoordinator
+from node.clients.membership.membership_client import MembershipClient
 from node.identity.revocation import RevocationCopy
-from node.process.role_context import RoleContext
-from node.system.backoff import Backoff
+from node.process.coordinator_link import CoordinatorLink
 from node.system.clock import Clock
 from node.text.text_rules import TextRules
 from node.text.tokenizer import chat_template_digest, tokenizer_digest
 from node.values.evaluation import EvaluationNotice
 from node.values.policy import PolicyVersion
-from node.values.run import Role
+from node.values.roles import Role
 from node.weights.transfer.sources import watch_versions
 
 
@@ -57,9 +54,7 @@ class JoinedCoordinator:
 
 
 def join(
-    context: RoleContext,
-    moved: MovedCoordinator,
-    control: Channel,
+    link: CoordinatorLink,
     config: LearnerConfig,
     restored: RestoredLearner,
     evidence: Evidence,
@@ -70,7 +65,7 @@ def join(
     Args:
         revoked: of a learner that serves contributors: who is shut out, as the coordinator says.
     """
-    policy, state, clock = restored.policy, restored.state, context.clock
+    context, policy, state = link.context, restored.policy, restored.state
     rules = TextRules.of(config.model_dir)
     member = Member(
         context.run.run_id,
@@ -88,22 +83,13 @@ def join(
     reports = PeerReports(
         held=lambda: PolicyVersion(state.version),
         waits_for=lambda: context.node_metrics.waits_for or state.completion,
-        machine=context.machine_figures,
         step_report=lambda: evidence.report_of(state.progress.step),
         teaching=lambda: evidence.teaching,
         base=lambda: restored.base.model,
         best_version=lambda: state.best_version,
-        changes=lambda: recent_changes(state.progress, now=clock.now()),
+        changes=lambda: recent_changes(state.progress, now=context.clock.now()),
         revocations=lambda: None if revoked is None else revoked.saved,
     )
-    notices = Notices(moved=moved.learn)
-    if revoked is not None:
-        notices = replace(notices, revocations=revoked.learn)
-    membership = MembershipClient(
-        control,
-        member,
-        Uplink(clock, Backoff(random.random), context.node_metrics.waiting, context.identity, moved.hub),
-        reports=reports,
-        notices=notices,
-    )
-    return JoinedCoordinator(membership, member, control, clock)
+    notices = Notices() if revoked is None else Notices(revocations=revoked.learn)
+    membership = link.membership(member, reports=reports, notices=notices)
+    return JoinedCoordinator(membership, member, link.control, context.clock)

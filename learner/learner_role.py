@@ -39,23 +39,20 @@ from learner.training.evidence import Evidence
 from learner.training.training_loop import TrainingLoop
 from node.clients.membership.membership_client import MembershipClient
 from node.clients.rollouts.rollout_drain import RolloutDrain
-from node.enrolment.move_notice import MovedCoordinator
 from node.errors import StartupError
-from node.identity.peer import Peer
 from node.identity.revocation import COPY_NAME as REVOCATION_COPY
 from node.identity.revocation import RevocationCopy, RevocationList
+from node.process.coordinator_link import CoordinatorLink
 from node.process.role_context import RoleContext
 from node.process.service import Service, StopsAfter
 from node.rpc.calls.live_rpcs import RpcLimits
 from node.rpc.calls.server import RpcServer, ServerLimits
-from node.rpc.channel import Purpose, dial
-from node.rpc.hub import Hub
+from node.rpc.channel import Purpose
 from node.serving.hub_setup import make_server
 from node.serving.merge_servicer import MergeServicer, add_to_server
 from node.system.backoff import Backoff
 from node.values.groups.rollout import RolloutGroup
 from node.values.limits import CHUNK_BYTES
-from node.values.run import Role
 from node.weights.assembly.stored import StoredVersions
 from node.weights.transfer.artifact_uploader import ArtifactUploader
 
@@ -78,11 +75,7 @@ async def build(context: RoleContext) -> list[Service]:
         StartupError: key, model, checkpoint, journal or store cannot be used.
     """
     config = context.config.section(LearnerConfig)
-    target = context.config.node.coordinator
-    if target is None:
-        raise StartupError(
-            "The learner does not know its coordinator", fix="Set node.coordinator = HOST:PORT."
-        )
+    link = CoordinatorLink.of(context)
     with _disk_errors_explained(context.state_dir):
         restored = await restore(context, config)
         instruments = Instruments.of(context.registry, context.node_metrics, clock=context.clock)
@@ -103,17 +96,10 @@ async def build(context: RoleContext) -> list[Service]:
         metrics=instruments.metrics,
         score=None if scorer is None else scorer.score,
     )
-    caller = context.identity or Peer(context.run.run_id, Role.LEARNER, context.node_id)
-    hub = Hub(target)
-    moved = MovedCoordinator(hub, context.run, context.state_dir)
-    control, rollouts, *bulk = (
-        dial(hub, caller, purpose=purpose, now=context.clock.now())
-        for purpose in (Purpose.CONTROL, Purpose.ROLLOUTS, *[Purpose.BULK] * BULK_CONNECTIONS)
-    )
     revoked = None if config.merge is None else RevocationCopy(context.state_dir / REVOCATION_COPY)
-    coordinator = join(context, moved, control, config, restored, evidence, revoked)
+    coordinator = join(link, config, restored, evidence, revoked)
     buffer = BatchBuffer(capacity_groups=config.buffer_groups)
-    drain = _drain(rollouts, buffer, config, restored, instruments)
+    drain = _drain(link.dial(Purpose.ROLLOUTS), buffer, config, restored, instruments)
     contributors = None
     if revoked is not None:
         contributors = ContributorStreams(
@@ -146,7 +132,11 @@ async def build(context: RoleContext) -> list[Service]:
     publishing = StopsAfter(publisher, other=training)
     draining = StopsAfter(drain, other=training)
     uploader = ArtifactUploader(
-        restored.store, control=control, bulk=bulk, metrics=context.transfer_metrics, random=random.random
+        restored.store,
+        control=link.control,
+        bulk=[link.dial(Purpose.BULK) for _ in range(BULK_CONNECTIONS)],
+        metrics=context.transfer_metrics,
+        random=random.random,
     )
     uploading = StopsAfter(uploader, other=publishing)
     writing = [StopsAfter(thread, other=training) for thread in writers]

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from node.commands.terminal import state_of
-from node.values.run import Role
+from node.values.roles import Role
 
 
 def add_learner_state(parser: argparse.ArgumentParser) -> None:

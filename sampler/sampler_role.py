@@ -17,25 +17,20 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-import grpc.aio
-
 from node.clients.membership.heartbeats import Notices, PeerReports
 from node.clients.membership.join_call import Member
-from node.clients.membership.membership_client import MembershipClient, Uplink
+from node.clients.membership.membership_client import MembershipClient
 from node.clients.rollouts.rollout_client import SamplerRolloutClient
-from node.enrolment.move_notice import MovedCoordinator
-from node.errors import StartupError
-from node.identity.peer import Peer
+from node.process.coordinator_link import CoordinatorLink
 from node.process.role_context import RoleContext
 from node.process.service import Service, StopsAfter
-from node.rpc.channel import Caller, Purpose, dial
+from node.rpc.channel import Purpose
 from node.rpc.hub import Hub
-from node.system.backoff import Backoff
 from node.telemetry.metrics import NodeMetrics
 from node.text.text_rules import TextRules
 from node.text.tokenizer import chat_template_digest
 from node.values.peer_figures import SamplerFigures
-from node.values.run import Role
+from node.values.roles import Role
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.sources import Sources, dial_source
 from sampler.config import SamplerConfig
@@ -71,11 +66,7 @@ async def build(context: RoleContext) -> list[Service]:
         StartupError: the model cannot be used, or the hub's address is missing.
     """
     config = context.config.section(SamplerConfig)
-    target = context.config.node.coordinator or ""
-    if not target and not config.relays:
-        raise StartupError(
-            "The sampler has no hub to dial", fix="Set node.coordinator = HOST:PORT, or sampler.relays."
-        )
+    link = CoordinatorLink.of(context, relays=config.relays)
     # This takes seconds to minutes, during which the watchdog and /healthz must be answered.
     engine = await asyncio.to_thread(RestartableEngine, partial(load_configured_engine, config))
     metrics = SamplerMetrics(context.registry)
@@ -86,21 +77,12 @@ async def build(context: RoleContext) -> list[Service]:
     # A process of its own bounds every call itself.
     step_limit_s = None if config.engine_process == "own" else config.engine_step_limit_s
     engine_thread = EngineThread(engine, policy, step_limit_s=step_limit_s, metrics=metrics)
-    caller = context.identity or Peer(context.run.run_id, Role.SAMPLER, context.node_id)
-    hub = Hub(target, relays=config.relays)
-    moved = MovedCoordinator(hub, context.run, context.state_dir)
-    control = dial(hub, caller, purpose=Purpose.CONTROL, now=context.clock.now())
     held = _held_version(context, engine, engine_thread, policy)
-    policy_sync = _policy_sync(context, _sources(context, moved, caller, control), held, metrics)
-    pipeline = _pipeline(
-        context, engine, engine_thread, policy, work_queue, hub=hub, caller=caller, metrics=metrics
-    )
+    policy_sync = _policy_sync(context, _sources(link), held, metrics)
+    pipeline = _pipeline(link, engine, engine_thread, policy, work_queue, metrics=metrics)
     pace = Pace(lambda: metrics.drawn_tokens, monotonic=context.clock.monotonic)
     membership = _membership(
-        context,
-        moved,
-        caller,
-        control,
+        link,
         engine,
         pipeline,
         policy_sync,
@@ -138,11 +120,10 @@ async def build(context: RoleContext) -> list[Service]:
     return [StopsAfter(membership, other=sampling), syncing, sampling]
 
 
-def _sources(
-    context: RoleContext, moved: MovedCoordinator, caller: Caller, control: grpc.aio.Channel
-) -> Sources:
+def _sources(link: CoordinatorLink) -> Sources:
+    context = link.context
     config, target = context.config.section(SamplerConfig), context.config.node.coordinator
-    dial_one = partial(dial_source, caller=caller, connections=BULK_CONNECTIONS, now=context.clock.now())
+    dial_one = partial(dial_source, caller=link.caller, connections=BULK_CONNECTIONS, now=context.clock.now())
     wanted = dict.fromkeys((*config.relays, *config.weight_sources))
     coordinators = Hub(target) if target else None
     if coordinators is not None and set(coordinators.addresses) <= set(config.relays):
@@ -152,9 +133,9 @@ def _sources(
     if coordinators is None:
         coordinator = None
     elif config.relays:
-        coordinator = dial_one(moved.follow(coordinators))
+        coordinator = dial_one(link.moved.follow(coordinators))
     else:  # over the channel, and to the address, that membership has
-        coordinator = dial_one(moved.hub, control=control)
+        coordinator = dial_one(link.hub, control=link.control)
     is_last_resort = bool(relays) and len(relays) == len(wanted)
     return Sources(
         relays if coordinator is None or is_last_resort else [coordinator, *relays],
@@ -211,17 +192,15 @@ def _policy_sync(
 
 
 def _pipeline(
-    context: RoleContext,
+    link: CoordinatorLink,
     engine: Engine,
     engine_thread: EngineThread,
     policy: ServedPolicy,
     work_queue: WorkQueue,
     *,
-    hub: Hub,
-    caller: Caller,
     metrics: SamplerMetrics,
 ) -> GroupPipeline:
-    client = SamplerRolloutClient(dial(hub, caller, purpose=Purpose.ROLLOUTS, now=context.clock.now()))
+    context, client = link.context, SamplerRolloutClient(link.dial(Purpose.ROLLOUTS))
     return GroupPipeline(
         engine,
         engine_thread,
@@ -242,10 +221,7 @@ def _pipeline(
 
 
 def _membership(
-    context: RoleContext,
-    moved: MovedCoordinator,
-    caller: Caller,
-    control: grpc.aio.Channel,
+    link: CoordinatorLink,
     engine: Engine,
     pipeline: GroupPipeline,
     policy_sync: PolicySync,
@@ -254,10 +230,10 @@ def _membership(
     *,
     figures: Callable[[], SamplerFigures],
 ) -> MembershipClient:
+    context = link.context
     model_dir = context.config.section(SamplerConfig).model_dir
     rules = TextRules.of(model_dir)
-    return MembershipClient(
-        control,
+    return link.membership(
         Member(
             context.run.run_id,
             Role.SAMPLER,
@@ -268,13 +244,9 @@ def _membership(
             text_digest=rules.digest,
             text_summary=rules.summary,
         ),
-        Uplink(
-            context.clock, Backoff(random.random), context.node_metrics.waiting, context.identity, moved.hub
-        ),
         reports=PeerReports(
             held=lambda: policy.served,
             waits_for=lambda: _waits_for(context.node_metrics, pipeline.leasing, policy_sync),
-            machine=context.machine_figures,
             sampler=figures,
             running_leases=lambda: pipeline.leasing.work_queue.lease_ids,
             base=lambda: held.base_model,
@@ -284,7 +256,6 @@ def _membership(
             lost_leases=pipeline.lost,
             task_changed=pipeline.task_changed.set,
             must_repair=policy_sync.doubt,
-            moved=moved.learn,
         ),
     )
 

@@ -34,7 +34,7 @@ from node.exit_code import ExitCode
 from node.telemetry import printed_lines
 from node.text.visible_text import quoted, visible
 from node.values.groups.rollout import PromptLease
-from node.values.run import Role
+from node.values.roles import Role
 from sampler.config import SamplerConfig
 from sampler.metrics import SamplerMetrics
 from sampler.rollouts.run_task import RunTask

@@ -6,19 +6,16 @@ import random
 
 from node.clients.membership.heartbeats import Notices, PeerReports
 from node.clients.membership.join_call import Member
-from node.clients.membership.membership_client import MembershipClient, Uplink
 from node.clients.rollouts.check_stream import RewardCheckClient
-from node.enrolment.move_notice import MovedCoordinator
 from node.errors import StartupError
-from node.identity.peer import Peer
+from node.process.coordinator_link import CoordinatorLink
 from node.process.role_context import RoleContext
 from node.process.service import Service, StopsAfter
-from node.rpc.channel import Purpose, dial
-from node.rpc.hub import Hub
+from node.rpc.channel import Purpose
 from node.system.backoff import Backoff
 from node.text.text_rules import TextRules
 from node.text.tokenizer import chat_template_digest
-from node.values.run import Role
+from node.values.roles import Role
 from sampler.config import VerifierConfig
 from sampler.engines.text.model_tokenizer import tokenizer_of
 from sampler.metrics import VerifierMetrics
@@ -33,9 +30,7 @@ async def build(context: RoleContext) -> list[Service]:
         StartupError: the tokenizer cannot be used, or the coordinator's address is missing.
     """
     config = context.config.section(VerifierConfig)
-    target = context.config.node.coordinator
-    if target is None:
-        raise StartupError("The verifier has no coordinator to dial", fix="Set node.coordinator = HOST:PORT.")
+    link = CoordinatorLink.of(context)
     try:
         decoder = await asyncio.to_thread(tokenizer_of, config.model_dir)
     except (OSError, ValueError) as error:
@@ -44,16 +39,8 @@ async def build(context: RoleContext) -> list[Service]:
             fix="Copy the model directory of the samplers; the weights are not needed.",
         ) from error
     rules = TextRules.of(config.model_dir)
-    caller = context.identity or Peer(context.run.run_id, Role.VERIFIER, context.node_id)
-    hub = Hub(target)
-    moved = MovedCoordinator(hub, context.run, context.state_dir)
-    control, rollouts = (
-        dial(hub, caller, purpose=purpose, now=context.clock.now())
-        for purpose in (Purpose.CONTROL, Purpose.ROLLOUTS)
-    )
     task_changed = asyncio.Event()
-    membership = MembershipClient(
-        control,
+    membership = link.membership(
         Member(
             context.run.run_id,
             Role.VERIFIER,
@@ -62,18 +49,13 @@ async def build(context: RoleContext) -> list[Service]:
             text_digest=rules.digest,
             text_summary=rules.summary,
         ),
-        Uplink(context.clock, Backoff(random.random), context.node_metrics.waiting, context.identity, hub),
-        reports=PeerReports(
-            held=lambda: None,
-            waits_for=lambda: context.node_metrics.waits_for,
-            machine=context.machine_figures,
-        ),
-        notices=Notices(task_changed=task_changed.set, moved=moved.learn),
+        reports=PeerReports(held=lambda: None, waits_for=lambda: context.node_metrics.waits_for),
+        notices=Notices(task_changed=task_changed.set),
     )
     metrics = VerifierMetrics(context.registry)
     metrics.watch(cpu_seconds=lambda: cpu_seconds(os.getpid()))
     verification = Verification(
-        RewardCheckClient(rollouts),
+        RewardCheckClient(link.dial(Purpose.ROLLOUTS)),
         membership=membership,
         task_changed=task_changed,
         decoder=decoder,

@@ -20,7 +20,7 @@ from node.coordinator.work.slots.slot import slot_and_attempt
 from node.rpc.address import join_address
 from node.rpc.channel import dial_as_stranger
 from node.values.groups.rollout import EncodedGroup, LeasePurpose, PromptLease
-from node.values.run import Role
+from node.values.roles import Role
 from node.wire.rollouts import group_to_wire
 
 PAUSE_S: Final = 0.05

@@ -26,7 +26,7 @@ from node.identity.identity_store import Identity
 from node.rpc.call_ends import ConnectionLost
 from node.rpc.channel import Purpose, dial
 from node.values.groups.rollout import Completion, Finish, LeaseGrant, PromptLease, RolloutGroup
-from node.values.run import Role
+from node.values.roles import Role
 from node.wire.mapping import from_wire
 
 CALL_TIMEOUT_S: Final = 15.0

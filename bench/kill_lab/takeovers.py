@@ -31,7 +31,7 @@ from deploy.runs.run_directory import COORDINATOR, LEARNER, Section, role_of
 from node.coordinator.ledger.ledger_check import examine
 from node.coordinator.ledger.ledger_exchange import back_up_database
 from node.exit_code import ExitCode
-from node.values.run import Role
+from node.values.roles import Role
 
 SECOND: Final = "coordinator-2"
 _SECOND_ENROLMENT: Final = "coordinator-2-enrolment"

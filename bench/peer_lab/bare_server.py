@@ -27,7 +27,7 @@ from heterorl.v1 import membership_pb2
 from node.process.memory import collect_seldom, keep_freed_memory
 from node.system import descriptors
 from node.values.limits import ROLLOUT_MESSAGE_BYTES
-from node.values.run import Role
+from node.values.roles import Role
 
 SUBMIT_ONE: Final = "/bare/one"
 """A message is a group."""

@@ -33,7 +33,7 @@ from node.identity.certificates import key_to_pem, new_key
 from node.identity.peer import Peer, server_name
 from node.rpc.address import split_address
 from node.system import descriptors
-from node.values.run import Role
+from node.values.roles import Role
 
 SERVICE: Final = "/heterorl.v1.MembershipService/"
 _OPENING: Final = 64

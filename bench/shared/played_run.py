@@ -23,7 +23,7 @@ from node.identity.identity_store import Identity, load_identity
 from node.identity.peer import Peer
 from node.identity.signatures import SigningKey
 from node.values.protocol import OURS
-from node.values.run import Role
+from node.values.roles import Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import Final
 
 from bench.sync_lab.lab import CONNECTIONS, Facts, Lab, is_exact, put, syncs, watched_bytes
 from bench.sync_lab.network import Line, Network, is_available
-from node.values.run import Role
+from node.values.roles import Role
 
 LOSSY: Final = Line(rate_mbit=100, round_trip_ms=150, loss=0.005)
 WATCHED_S: Final = (6.0, 26.0)

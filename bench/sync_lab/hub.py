@@ -28,7 +28,7 @@ from node.serving.policy_servicer import PolicyServicer
 from node.system.clock import SystemClock
 from node.telemetry.logging import configure_logging
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.values.run import Role
+from node.values.roles import Role
 from node.weights.store.artifact_store import ArtifactStore
 
 

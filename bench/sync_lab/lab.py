@@ -13,7 +13,7 @@ from bench.shared.played_run import PlayedRun
 from bench.sync_lab.network import Line, Link, Namespace, Network
 from bench.sync_lab.peers import Fleet, Process
 from bench.sync_lab.versions import Model, Published, Training, publish_versions
-from node.values.run import Role
+from node.values.roles import Role
 
 Facts = dict[str, Any]
 """One measurement: a line of JSON."""

@@ -19,7 +19,7 @@ from typing import Any, Final
 from bench.shared.played_run import PlayedRun
 from bench.sync_lab.network import Namespace
 from node.identity.identity_store import IDENTITY_DIRECTORY, save_identity
-from node.values.run import Role
+from node.values.roles import Role
 from sampler.process_tree import cpu_seconds
 
 PORT: Final = 7700

@@ -40,7 +40,7 @@ from node.telemetry.metrics import NodeMetrics
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.values.groups.rollout import LeaseGrant
 from node.values.policy import ArtifactKey, PolicyVersion
-from node.values.run import Role
+from node.values.roles import Role
 from node.weights.format.digests import Words
 from node.weights.format.manifest import Manifest
 from node.weights.transfer.fetcher import Fetcher

@@ -14,7 +14,7 @@ from deploy.runs.records import StepTail
 from deploy.runs.run_directory import COORDINATOR, LEARNER, Ports, RunDirectory, Section, role_of, to_toml
 from node.enrolment.init_run import IDENTITY_DIRECTORY
 from node.identity.identity_store import Identity, load_identity
-from node.values.run import Role
+from node.values.roles import Role
 
 READY_TIMEOUT_S: Final = 60.0
 """Three processes that import torch on one core take a third of this."""

@@ -15,7 +15,7 @@ from typing import Final
 
 from node.checks.check import Check, Finding, Grade, Needs
 from node.system.device import AUTO, chosen_device
-from node.values.run import Role
+from node.values.roles import ROLES, Role
 
 _FREE_BYTES: Final = 5e9
 _FSYNC_S: Final = 0.05
@@ -36,13 +36,13 @@ _SANDBOX_S: Final = 10.0
 
 def machine_checks(state_dir: Path, roles: Iterable[Role]) -> Iterator[Check]:
     """Yield the checks of what roles need of this machine; without roles, of what any may need."""
-    roles = frozenset(roles)
+    traits = [ROLES[role] for role in roles]
     yield Check("disk", Needs.MACHINE, partial(_disk, state_dir))
-    if not roles or roles & {Role.LEARNER, Role.SAMPLER}:
+    if not traits or any(one.has_model for one in traits):
         yield Check("device", Needs.MACHINE, _device)
+    if not traits or any(one.grades for one in traits):
         yield Check("sandbox", Needs.MACHINE, _sandbox)
-    is_hub = bool(roles & {Role.COORDINATOR, Role.RELAY})
-    yield Check("kernel", Needs.MACHINE, partial(_congestion, is_hub=is_hub))
+    yield Check("kernel", Needs.MACHINE, partial(_congestion, is_hub=any(one.is_hub for one in traits)))
 
 
 def _disk(directory: Path) -> Iterator[Finding]:

@@ -25,7 +25,7 @@ from node.identity.signatures import SigningKey
 from node.rpc.address import is_loopback, split_address
 from node.system import descriptors
 from node.system.clock import moment
-from node.values.run import Role
+from node.values.roles import ROLES, Role
 
 _RELAYED_PEERS: Final = 256
 
@@ -52,11 +52,11 @@ def start_checks(
 
 def open_files(config: NodeConfig, roles: Iterable[Role]) -> list[Finding]:
     """Return a warning if a hub may not open enough files for the peers it expects."""
-    hubs = {Role.COORDINATOR, Role.RELAY} & set(roles)
+    hubs = [role for role in roles if ROLES[role].is_hub]
     most = descriptors.hard_limit()
     room = descriptors.peers_with_room(most)
     expected, why = _RELAYED_PEERS, "a relay may serve"
-    section: Any = config.coordinator
+    section: Any = config.roles.get(Role.COORDINATOR)
     if Role.COORDINATOR in hubs and section is not None:
         expected, why = section.concurrency_groups, "coordinator.concurrency_groups lets work at once"
     if not hubs or room >= expected:
@@ -95,7 +95,7 @@ def _checks_of_run(
 def _checks_of_sections(
     config: NodeConfig, roles: tuple[Role, ...], told: Callable[[str], None]
 ) -> Iterator[Check]:
-    sections = [(role, section) for role in roles if (section := getattr(config, role)) is not None]
+    sections: list[tuple[Role, Any]] = [(role, config.roles[role]) for role in roles if role in config.roles]
     models = (getattr(section, "model_dir", None) for _, section in sections)
     model_dir = next(filter(None, models), None)
     for role, section in sections:
@@ -165,11 +165,10 @@ def _signing_key(path: Path, run_file: Path) -> Iterator[Finding]:
 
 
 def _loopback(config: NodeConfig, role: Role) -> Iterator[Finding]:
-    section: Any = getattr(config, role)
-    is_hub = role in (Role.COORDINATOR, Role.RELAY)
-    key, addresses = (
-        (f"{role}.listen", section.listen) if is_hub else ("node.coordinator", str(config.node.coordinator))
-    )
+    key, addresses = "node.coordinator", str(config.node.coordinator)
+    if ROLES[role].is_hub:
+        section: Any = config.roles[role]
+        key, addresses = f"{role}.listen", section.listen
     if not all(is_loopback(split_address(each.strip())[0]) for each in addresses.split(",")):
         raise ConfigError(
             key=key,

@@ -22,10 +22,11 @@ from node.commands.doctor.findings import faults_of, show
 from node.coordinator.work.orders.verbs import VERBS
 from node.errors import COMMAND_LINE, ConfigError, HeteroRLError, NotReadyError, StartupError
 from node.exit_code import ExitCode, exit_code_of_faults
-from node.process.role_context import ROLE_MODULES, in_order
+from node.process.role_context import in_order
 from node.system.descriptors import fill_standard_descriptors
 from node.system.extras import extra_of, install_line
 from node.text.visible_text import visible
+from node.values.roles import ROLES
 
 COMMANDS: Final = {
     "init": ("node.commands.init_command", "make a new run: its keys and certificates"),
@@ -144,7 +145,7 @@ def _refuse_command(name: str) -> int:
     rule = "there is no such command"
     if name in REMOVED:
         rule, fix = f"{name} was removed in 0.4", REMOVED[name]
-    elif name in ROLE_MODULES:
+    elif name in ROLES:
         fix = f"A role is started by a flag: heterorl-node --role {name}"
     elif close := difflib.get_close_matches(name, COMMANDS, n=1):
         fix = f"Did you mean {close[0]}? heterorl-node {close[0]} --help"

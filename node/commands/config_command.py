@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from node.errors import NotReadyError
 from node.exit_code import ExitCode
-from node.process.role_context import ROLE_MODULES
 from node.telemetry.logging import to_json
+from node.values.roles import ROLES
 
 if TYPE_CHECKING:
     from node.config.setting_sources import Setting
@@ -46,7 +46,7 @@ def add_configuration_arguments(parser: argparse.ArgumentParser) -> None:
         "configuration", "Flags win over the environment (HETERORL_SECTION__KEY), that over files."
     )
     group.add_argument(
-        "--role", action="append", default=[], choices=list(ROLE_MODULES), dest="roles",
+        "--role", action="append", default=[], choices=list(ROLES), dest="roles",
         help="what this process does in the run; may be repeated",
     )  # fmt: skip
     group.add_argument(

@@ -10,7 +10,7 @@ from node.coordinator.ledger.ledger_file import FILE_NAME as LEDGER_FILE
 from node.enrolment.enrolment_ledger import FILE_NAME as ENROLMENT_FILE
 from node.enrolment.enrolment_ledger import known_members
 from node.errors import COMMAND_LINE, ConfigError
-from node.values.run import Role
+from node.values.roles import Role
 
 _LISTED: Final = 20
 """Names in a message."""

@@ -21,7 +21,7 @@ from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.errors import COMMAND_LINE, StartupError
 from node.exit_code import ExitCode
 from node.system.extras import NeededPackage
-from node.values.run import Role
+from node.values.roles import Role
 
 EXAMPLE: Final = """\
   while the run goes on, from cron or a timer; either the copy is complete, or the old one stays:

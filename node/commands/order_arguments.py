@@ -16,7 +16,7 @@ from node.enrolment.init_run import AUTHORITY_DIRECTORY
 from node.enrolment.move_notice import sign_move
 from node.errors import COMMAND_LINE, ConfigError
 from node.values.operator_order import EVERYBODY
-from node.values.run import Role
+from node.values.roles import Role
 
 
 def _no_arguments(parser: argparse.ArgumentParser, verb: Verb) -> None:

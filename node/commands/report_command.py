@@ -26,7 +26,7 @@ from node.step_log_parts import log_lines
 from node.system import durable
 from node.system.clock import moment
 from node.values.evaluation import REWARD, best_of
-from node.values.run import Role
+from node.values.roles import Role
 
 EXAMPLE: Final = """\
   heterorl-node report runs/first --out first.html

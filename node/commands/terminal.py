@@ -12,7 +12,7 @@ from rich.table import Table
 from node.errors import StartupError
 from node.identity.peer import is_name
 from node.rpc.address import is_host, join_address, split_target, split_targets
-from node.values.run import Role
+from node.values.roles import Role
 
 _PIPE_COLUMNS = 1 << 16
 """A pipe has no width, and its reader wants whole lines."""

@@ -2,16 +2,16 @@
 
     [node]          who this process is, where its run is            NodeSection
     [telemetry]     logs and metrics                                 TelemetrySection
-    [coordinator]   [relay]   [learner]   [sampler]                  beside each role
+    [coordinator]   [relay]   [learner]   ...                        beside each role, see node.values.roles
 
-The model of a role lives beside the role and is imported by name when its section is given or its role is
-started. None of them imports torch or grpc, so a wrong value is reported before anything heavy is loaded.
+The model of a role is imported by name when its section is given or its role is started. None imports torch
+or grpc, so a wrong value is reported before anything heavy is loaded.
 """
 
 import pkgutil
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args
@@ -33,6 +33,7 @@ from node.errors import ConfigError, NotReadyError
 from node.rpc.address import split_address, split_target, split_targets
 from node.system.extras import NeededPackage
 from node.values.limits import NAME_PATTERN
+from node.values.roles import ROLES
 
 RUN_FILE: Final = "run.json"
 
@@ -130,12 +131,7 @@ class TelemetrySection(BaseModel):
 SECTIONS: Final = {
     "node": "node.config.settings:NodeSection",
     "telemetry": "node.config.settings:TelemetrySection",
-    "coordinator": "node.coordinator.config:CoordinatorConfig",
-    "relay": "node.relay.config:RelayConfig",
-    "learner": "learner.config:LearnerConfig",
-    "contributor": "learner.contributor.config:ContributorConfig",
-    "sampler": "sampler.config:SamplerConfig",
-    "verifier": "sampler.config:VerifierConfig",
+    **{role.value: traits.config for role, traits in ROLES.items()},
 }
 """Section -> its model, by name."""
 
@@ -148,23 +144,12 @@ class NodeConfig:
 
     node: NodeSection
     telemetry: TelemetrySection
-    coordinator: BaseModel | None = None
-    relay: BaseModel | None = None
-    learner: BaseModel | None = None
-    contributor: BaseModel | None = None
-    sampler: BaseModel | None = None
-    verifier: BaseModel | None = None
+    roles: Mapping[str, BaseModel] = field(default_factory=dict)
+    """By the role's name; a process that runs a role has its section."""
 
     def section(self, model: type[Section]) -> Section:
-        """Return a role's section by its model; a process that runs the role has it."""
-        for section in (
-            self.coordinator,
-            self.relay,
-            self.learner,
-            self.contributor,
-            self.sampler,
-            self.verifier,
-        ):
+        """Return a role's section by its model. Raises LookupError: there is none."""
+        for section in self.roles.values():
             if isinstance(section, model):
                 return section
         raise LookupError(f"no section is a {model.__name__}")
@@ -233,7 +218,7 @@ def survey(
         faults += _faults_of_roles(node, frozenset(roles), given["node"], by_relay=by_relay)
     config = None
     if not faults and isinstance(node, NodeSection) and isinstance(telemetry, TelemetrySection):
-        config = NodeConfig(node, telemetry, **sections)
+        config = NodeConfig(node, telemetry, sections)
     return Survey(tuple(rows), config, tuple(faults))
 
 

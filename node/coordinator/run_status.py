@@ -28,7 +28,8 @@ from node.system.clock import Clock, moment
 from node.telemetry.own_faults import OwnFault, OwnFaults
 from node.text.wording import counted
 from node.values.operator_order import DRAIN
-from node.values.run import PeerQuery, PeerStatus, Role, RunStatus, SamplerStanding, StepReport, Unusual
+from node.values.roles import Role
+from node.values.run import PeerQuery, PeerStatus, RunStatus, SamplerStanding, StepReport, Unusual
 
 BAD_PROMPTS_SHOWN: Final = 50
 """Newest bad prompts in the state of the run; it says how many there are, too."""

@@ -17,7 +17,8 @@ from node.coordinator.ledger.backup_record import BackupRecord
 from node.identity.peer import Peer
 from node.values.evaluation import Evaluation, EvaluationStatus
 from node.values.peer_figures import FIGURES
-from node.values.run import MEMBER_ROLES, SamplerStanding, StepReport, Teaching
+from node.values.roles import MEMBER_ROLES
+from node.values.run import SamplerStanding, StepReport, Teaching
 
 _PEER_GAUGES: Final[tuple[tuple[str, str, str], ...]] = (
     ("version_lag_versions", "Head minus the version a peer holds.", "version_lag_versions"),

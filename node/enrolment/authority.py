@@ -20,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from node.errors import Reason, RefusedError, StartupError
 from node.identity.certificates import CLOCK_SKEW_S, key_to_pem, new_key, read_certificate, read_curve_key
 from node.identity.files import cannot_read, make_private_directory, read_secret, write_public, write_secret
-from node.identity.peer import HUB_ROLES, Peer, server_name
+from node.identity.peer import SERVING_ROLES, Peer, server_name
 from node.values.limits import SIGNING_REQUEST_BYTES
 
 KEY_FILE: Final = "ca.key"
@@ -104,7 +104,7 @@ class Authority:
             raise ValueError(f"the authority of {self.run_id} cannot name a peer of {peer.run_id}")
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(peer.spiffe_id)]
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
-        if peer.role in HUB_ROLES:
+        if peer.role in SERVING_ROLES:
             names += [x509.DNSName(server_name(peer.run_id, peer.role)), *map(_host_name, hosts)]
             usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
         certificate = (

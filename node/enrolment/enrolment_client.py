@@ -35,7 +35,7 @@ from node.rpc.call_ends import ConnectionLost, call
 from node.rpc.channel import dial_as_stranger
 from node.system.backoff import Backoff
 from node.system.clock import moment
-from node.values.run import Role
+from node.values.roles import Role
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final
 from node.enrolment.init_run import INITIAL_ROLES
 from node.enrolment.tokens import NUMBER_CHARACTERS, Token
 from node.errors import Reason, RefusedError
-from node.values.run import Role
+from node.values.roles import Role
 
 FILE_NAME: Final = "enrolments.sqlite"
 

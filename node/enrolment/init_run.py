@@ -23,7 +23,7 @@ from node.identity.identity_store import Identity, make_identity, save_identity
 from node.identity.peer import Peer
 from node.identity.run_description import FILE_NAME, RunDescription
 from node.identity.signatures import SigningKey
-from node.values.run import Role
+from node.values.roles import Role
 
 AUTHORITY_DIRECTORY: Final = "authority"
 SIGNING_KEY_FILE: Final = "signing.key"

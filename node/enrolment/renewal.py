@@ -19,10 +19,9 @@ from node.enrolment.authority import present_authority
 from node.errors import StartupError
 from node.identity.certificates import peer_in, read_certificate
 from node.identity.own_identity import RenewedCertificates, is_due
-from node.identity.peer import Peer, server_name
+from node.identity.peer import SERVING_ROLES, Peer, server_name
 from node.system.clock import Clock
 from node.values.protocol import SPLICED
-from node.values.run import Role
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +76,7 @@ class Renewal:
 
 
 def _lacks_name(certificate: x509.Certificate, peer: Peer, protocol: int) -> bool:
-    if peer.role not in (Role.RELAY, Role.LEARNER) or protocol < SPLICED:
+    if peer.role not in SERVING_ROLES or protocol < SPLICED:
         return False
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return server_name(peer.run_id, peer.role) not in names.get_values_for_type(x509.DNSName)

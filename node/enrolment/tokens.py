@@ -35,7 +35,7 @@ from node.identity.run_description import RunDescription
 from node.rpc.address import split_target
 from node.system.clock import moment
 from node.values.limits import NAME_PATTERN, TOKEN_BYTES
-from node.values.run import Role
+from node.values.roles import MEMBER_ROLES, Role
 
 TYPE: Final = "heterorl-token+jwt"
 """Header ``typ``: nothing else that the authority might sign passes for a token (RFC 8725, 3.11)."""
@@ -51,15 +51,11 @@ MAX_LIFETIME_S: Final = 7 * 86400.0
 MOST_USES: Final = 1000
 """Peers that one token may let in: the machines of one start-up script."""
 
-ENROLLING_ROLES: Final = (
-    Role.SAMPLER,
-    Role.LEARNER,
-    Role.RELAY,
-    Role.VERIFIER,
-    Role.CONTRIBUTOR,
-    Role.OPERATOR,
-)
+ENROLLING_ROLES: Final = (*MEMBER_ROLES, Role.OPERATOR)
 """A coordinator has its certificate from ``init``: it is the authority."""
+
+JOINING_ROLES: Final = (Role.SAMPLER, Role.RELAY)
+"""Roles that `heterorl-node join` makes a machine ready for."""
 
 _READABLE: Final = stat.S_IRGRP | stat.S_IROTH
 _WRITABLE: Final = stat.S_IWGRP | stat.S_IWOTH
@@ -109,7 +105,7 @@ class Token(BaseModel):
     def can_join(self) -> bool:
         """Whether it leads to the whole run, as `heterorl-node join` takes it."""
         is_told = self.learner_public_key is not None and self.coordinator is not None
-        return is_told and self.role in (Role.SAMPLER, Role.RELAY)
+        return is_told and self.role in JOINING_ROLES
 
     @property
     def run(self) -> RunDescription:

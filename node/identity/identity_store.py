@@ -23,7 +23,7 @@ from node.identity.files import cannot_read, make_private_directory, read_secret
 from node.identity.peer import Peer
 from node.identity.run_description import RunDescription
 from node.system.clock import moment
-from node.values.run import Role
+from node.values.roles import Role
 
 IDENTITY_DIRECTORY: Final = "identity"
 """Below a role's directory in node.state_dir."""

@@ -6,16 +6,13 @@ from typing import Final, Self
 
 from node.errors import Reason, RefusedError
 from node.values.limits import NAME_PATTERN
-from node.values.run import Role
+from node.values.roles import ROLES, Role
 
 _NAME: Final = re.compile(NAME_PATTERN)
 _SCHEME: Final = "spiffe://"
 
-_SERVER_NAMES: Final = {Role.COORDINATOR: "hub", Role.RELAY: "relay", Role.LEARNER: "learner"}
-
-HUB_ROLES: Final = frozenset(_SERVER_NAMES)
-"""Roles that serve others; a learner serves contributors. Their certificates carry a name for clients to
-verify: see ``server_name``."""
+SERVING_ROLES: Final = frozenset(role for role, traits in ROLES.items() if traits.server_name)
+"""Roles whose certificates carry a name for clients to verify: see ``server_name``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +53,6 @@ def server_name(run_id: str, role: Role) -> str:
 
     Raises ValueError: the role serves nobody.
     """
-    if role not in HUB_ROLES:
+    if role not in SERVING_ROLES:
         raise ValueError(f"a {role} serves nobody")
-    return f"{_SERVER_NAMES[role]}.{run_id}.heterorl"
+    return f"{ROLES[role].server_name}.{run_id}.heterorl"

@@ -17,7 +17,8 @@ from node.system.clock import moment
 from node.text.wording import duration
 from node.values.evaluation import Evaluation, EvaluationStatus
 from node.values.groups.verdict import Verdict
-from node.values.run import PeerStatus, Role, RunStatus
+from node.values.roles import VERSIONED_ROLES
+from node.values.run import PeerStatus, RunStatus
 
 _MEAN_OF: Final = 10
 """Steps of a running mean."""
@@ -234,7 +235,7 @@ def _fleet(status: RunStatus) -> Iterator[Section]:
 
 
 def _peer(peer: PeerStatus) -> tuple[object, ...]:
-    behind = "-" if peer.role is Role.VERIFIER else peer.version_lag_versions
+    behind = peer.version_lag_versions if peer.role in VERSIONED_ROLES else "-"
     seen = f"{peer.last_seen_s:.0f} s ago"
     return peer.node_id, peer.role, peer.state, seen, behind, peer.waits_for
 

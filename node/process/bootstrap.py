@@ -36,7 +36,7 @@ from node.telemetry.disk_watch import DiskWatch
 from node.telemetry.logging import ForPeople, bind_peer, to_json
 from node.telemetry.metrics import NodeMetrics, create_registry
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.values.run import Role
+from node.values.roles import ROLES, Role
 from node.weights.codec.exponent_conditioned.choice import implementation
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ def run(resolved: Resolved, *, roles: Sequence[Role]) -> ExitCode:
     """Run a process with ``roles``, in their order, until it is stopped; logging is configured already."""
     config = resolved.config
     logger.info("configuration", extra={"values": shown_settings(resolved)})
-    computes_tensors = not {Role.LEARNER, Role.SAMPLER}.isdisjoint(roles)
+    computes_tensors = any(ROLES[role].has_model for role in roles)
     # Where it does, threads would wait for each other's allocations.
     keep_freed_memory(has_one_heap=not computes_tensors)
     if not computes_tensors:
@@ -144,7 +144,7 @@ async def _build(role: Role, node: NodeSection, context_of: Callable[..., RoleCo
     # In a thread: importing torch takes seconds, and the watchdog does not wait.
     build_role = await asyncio.to_thread(load_build, role)
     services = await build_role(context)
-    if (section := getattr(context.config, role)) is not None:
+    if (section := context.config.roles.get(role)) is not None:
         note_settings(state_dir, role=role, settings=section.model_dump(mode="json"))
     return services
 

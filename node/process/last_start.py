@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from node.system import durable
-from node.values.run import Role
+from node.values.roles import Role
 
 logger = logging.getLogger(__name__)
 

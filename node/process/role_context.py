@@ -1,19 +1,15 @@
-"""The context a role builds its services from, and the module of each role.
-
-A role is a module with ``async build(context: RoleContext) -> list[Service]``, imported by name once the
-configuration is known to be right: --help and a wrong value never pay for torch or grpc. This module
-therefore imports neither, nor anything that does.
-"""
+"""The context a role builds its services from, see ``node.values.roles``; imports neither torch nor grpc."""
 
 import pkgutil
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from node.page.live_page import LivePage
 from node.system.clock import SystemClock
 from node.values.peer_figures import MachineFigures
+from node.values.roles import ROLES, Role
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -26,32 +22,19 @@ if TYPE_CHECKING:
     from node.system.clock import Clock
     from node.telemetry.metrics import NodeMetrics
     from node.telemetry.transfer_metrics import TransferMetrics
-    from node.values.run import Role
-
-ROLE_MODULES: Final = {
-    "coordinator": "node.coordinator.coordinator_role",
-    "relay": "node.relay.relay_role",
-    "learner": "learner.learner_role",
-    "contributor": "learner.contributor_role",
-    "sampler": "sampler.sampler_role",
-    "verifier": "sampler.verifier_role",
-}
-"""Role -> module, in the order in which roles of one process start: hubs before the peers that dial them."""
 
 
-def in_order(names: Iterable[str]) -> "tuple[Role, ...]":
+def in_order(names: Iterable[str]) -> tuple[Role, ...]:
     """Return each role once, in the order in which they start."""
-    from node.values.run import Role
-
     wanted = set(names)
-    return tuple(Role(name) for name in ROLE_MODULES if name in wanted)
+    return tuple(role for role in Role if role in wanted)
 
 
 @dataclass(frozen=True, slots=True)
 class RoleContext:
     """Everything a role takes from its process."""
 
-    role: "Role"
+    role: Role
     config: "NodeConfig"
     registry: "CollectorRegistry"
     node_metrics: "NodeMetrics"
@@ -80,9 +63,7 @@ class RoleContext:
         )
 
 
-def load_build(role: str) -> "Callable[[RoleContext], Awaitable[list[Service]]]":
+def load_build(role: Role) -> "Callable[[RoleContext], Awaitable[list[Service]]]":
     """Import a role and return its ``build``. Takes seconds where the role needs torch."""
-    build: Callable[[RoleContext], Awaitable[list[Service]]] = pkgutil.resolve_name(
-        f"{ROLE_MODULES[role]}:build"
-    )
+    build: Callable[[RoleContext], Awaitable[list[Service]]] = pkgutil.resolve_name(ROLES[role].build)
     return build

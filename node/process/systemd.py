@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from node.process.daemon import Phase
 from node.system.waits import wait_at_most
-from node.values.run import Role
+from node.values.roles import ROLES, Role
 
 logger = logging.getLogger(__name__)
 
@@ -27,14 +27,6 @@ _MESSAGES: Final = {
     Phase.SERVING: "READY=1\nSTATUS=serving",
     Phase.DRAINING: "STOPPING=1",
 }
-
-VERSIONS: Final = {
-    Role.COORDINATOR: "heterorl_coordinator_head_version",
-    Role.RELAY: "heterorl_relay_head_version",
-    Role.LEARNER: "heterorl_learner_version",
-    Role.SAMPLER: "heterorl_sampler_held_version",
-}
-"""Gauge of the version that a role has."""
 
 
 class Systemd:
@@ -106,7 +98,7 @@ def status_line(registry: CollectorRegistry, roles: Sequence[Role], *, waits_for
 
 def _role(registry: CollectorRegistry, role: Role) -> str:
     # The registry's other metrics are not asked: a coordinator has the fleet's.
-    found = registry.restricted_registry([gauge] if (gauge := VERSIONS.get(role)) else []).collect()
+    found = registry.restricted_registry([gauge] if (gauge := ROLES[role].version_gauge) else []).collect()
     values = [sample.value for metric in found for sample in metric.samples]
     known = [value for value in values if math.isfinite(value) and value >= 0]
     return f"{role} at version {known[0]:.0f}" if known else str(role)

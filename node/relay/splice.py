@@ -31,7 +31,7 @@ from node.rpc.strangers.exchange import CHUNK_BYTES, exchange
 from node.rpc.strangers.places import PlaceLimits, Places
 from node.rpc.strangers.private_socket import PrivateSocket
 from node.system import descriptors
-from node.values.run import Role
+from node.values.roles import Role
 
 SERVICE: Final = "splice"
 """Under which refusals of connections are counted."""

@@ -22,7 +22,7 @@ from node.rpc.hub import Hub, HubChannel
 from node.rpc.proxy import proxy_to
 from node.system.backoff import BACKOFF_CAP_S, FIRST_BACKOFF_S
 from node.values.limits import MESSAGE_BYTES
-from node.values.run import Role
+from node.values.roles import Role
 
 Caller: TypeAlias = Identity | OwnIdentity | Peer
 """Who dials: with a certificate, with one that is made anew while the process runs, or with TLS off."""

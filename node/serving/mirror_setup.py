@@ -5,12 +5,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-import grpc.aio
-
-from node.process.role_context import RoleContext
-from node.rpc.channel import Caller
-from node.rpc.hub import Hub
-from node.values.run import Role
+from node.process.coordinator_link import CoordinatorLink
+from node.values.roles import Role
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.fetcher import Fetcher
 from node.weights.transfer.mirror import Mirror
@@ -21,26 +17,19 @@ BULK_CONNECTIONS: Final = 4
 link, the later the first one arrives: at 100 Mbit/s each hop costs 0.8 s with four and 1.6 s with eight."""
 
 
-def make_mirror(
-    context: RoleContext,
-    store: ArtifactStore,
-    *,
-    hub: Hub,
-    caller: Caller,
-    control: grpc.aio.Channel,
-    relays: Sequence[str],
-) -> Mirror:
-    """Return the service that keeps ``store`` like what ``relays`` serve, or ``hub`` where there are none.
+def make_mirror(link: CoordinatorLink, store: ArtifactStore, *, relays: Sequence[str]) -> Mirror:
+    """Return the service that keeps ``store`` like what ``relays`` serve, or the coordinator without any.
 
-    Args:
-        control: to ``hub``, for announcements.
     Raises StartupError: as ``dial``.
     """
-    dial_upstream = partial(dial_source, caller=caller, connections=BULK_CONNECTIONS, now=context.clock.now())
-    coordinator = dial_upstream(hub, control=control)
+    context = link.context
+    dial_upstream = partial(
+        dial_source, caller=link.caller, connections=BULK_CONNECTIONS, now=context.clock.now()
+    )
+    coordinator = dial_upstream(link.hub, control=link.control)
     upstream = [dial_upstream(address, server=Role.RELAY) for address in relays]
     # A peer whose way to the coordinator is another relay has weights from that one alone.
-    is_reached_by_relays = set(hub.addresses) <= set(relays)
+    is_reached_by_relays = set(link.hub.addresses) <= set(relays)
     sources = Sources(
         upstream or [coordinator],
         last_resort=coordinator if upstream and not is_reached_by_relays else None,

@@ -1,7 +1,7 @@
 """The registry of a process, the instruments every peer has, and the snapshot that heartbeats carry.
 
-Names follow ``heterorl_<node|coordinator|relay|learner|sampler>_<what>_<unit>[_total]``. The label
-``node`` is reserved: the coordinator adds it to other peers' samples, and a sample with it is not sent on.
+Names follow ``heterorl_<node or a role>_<what>_<unit>[_total]``. The label ``node`` is reserved: the
+coordinator adds it to other peers' samples, and a sample with it is not sent on.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""A run as values: roles, settings, steps, status."""
+"""A run as values: settings, steps, status."""
 
 import enum
 from dataclasses import dataclass, field
@@ -11,22 +11,7 @@ from node.values.groups.failure import BadPrompt
 from node.values.groups.sampling_parameters import SamplingParameters
 from node.values.peer_figures import MachineFigures, SamplerFigures
 from node.values.policy import PolicyVersion
-
-
-class Role(enum.StrEnum):
-    """The role of a peer, which decides what it may do."""
-
-    COORDINATOR = "coordinator"
-    LEARNER = "learner"
-    SAMPLER = "sampler"
-    RELAY = "relay"
-    OPERATOR = "operator"
-    VERIFIER = "verifier"
-    CONTRIBUTOR = "contributor"
-
-
-MEMBER_ROLES: Final = (Role.LEARNER, Role.SAMPLER, Role.RELAY, Role.VERIFIER, Role.CONTRIBUTOR)
-"""Roles that join a run and send heartbeats."""
+from node.values.roles import Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,14 @@ from heterorl.v1 import membership_pb2
 from node.errors import Reason, RefusedError
 from node.values.policy import BASE_PART_BYTES, BASE_PARTS, ROOT_BYTES, BaseModel
 from node.values.protocol import Spoken, spoken_by
-from node.values.run import Role
+from node.values.roles import MEMBER_ROLES, ROLES, Role
 
 _LEARNER: Final = frozenset({Role.LEARNER})
 _SAMPLER: Final = frozenset({Role.SAMPLER})
-_SERVES: Final = frozenset({Role.RELAY, Role.LEARNER})
-_GRADES: Final = frozenset({Role.SAMPLER, Role.VERIFIER})
-_HAS_MODEL: Final = _LEARNER | _SAMPLER | {Role.CONTRIBUTOR}
-_HAS_TOKENIZER: Final = _HAS_MODEL | {Role.VERIFIER}
+_SERVES: Final = frozenset(role for role in MEMBER_ROLES if ROLES[role].server_name)
+_GRADES: Final = frozenset(role for role in MEMBER_ROLES if ROLES[role].grades)
+_HAS_MODEL: Final = frozenset(role for role in MEMBER_ROLES if ROLES[role].has_model)
+_HAS_TOKENIZER: Final = _HAS_MODEL | _GRADES
 
 OWNERS: Final[Mapping[type[Message], Mapping[str, frozenset[Role]]]] = {
     membership_pb2.JoinRequest: {

@@ -20,17 +20,13 @@ from markdown_it.token import Token
 from pydantic import BaseModel
 
 from deploy.docs_site import configuration
-from learner.config import LearnerConfig
-from learner.contributor.config import ContributorConfig
 from learner.objective.menu import MENU
 from node.commands.cli import COMMANDS, main
 from node.config.setting_table import rows_of
-from node.config.settings import NodeSection, TelemetrySection
+from node.config.settings import SECTIONS as MODELS
 from node.coordinator.config import CoordinatorConfig
 from node.exit_code import ExitCode
-from node.process.role_context import ROLE_MODULES
-from node.relay.config import RelayConfig
-from sampler.config import SamplerConfig, VerifierConfig
+from node.values.roles import ROLES
 
 ROOT: Final = Path(__file__).parents[2]
 DOCS: Final = ROOT / "docs"
@@ -53,14 +49,7 @@ MANUAL: Final = [
 """Documents whose commands and keys are checked."""
 
 SECTIONS: Final[dict[str, type[BaseModel]]] = {
-    "node": NodeSection,
-    "telemetry": TelemetrySection,
-    "coordinator": CoordinatorConfig,
-    "relay": RelayConfig,
-    "learner": LearnerConfig,
-    "contributor": ContributorConfig,
-    "sampler": SamplerConfig,
-    "verifier": VerifierConfig,
+    name: pkgutil.resolve_name(model) for name, model in MODELS.items()
 }
 _SECTION: Final = "|".join(SECTIONS)
 
@@ -338,7 +327,7 @@ def test_the_site_lists_every_key_that_the_configuration_command_explains(
         for section, keys in re.findall(r"^## \[([\w.]+)\]$(.*?)(?=^## |\Z)", page, re.M | re.S)
         for key in re.findall(r"^- \*\*`(\w+)`", keys, re.M)
     }
-    main(["config", *(f"--role={role}" for role in ROLE_MODULES), "--json"])
+    main(["config", *(f"--role={role}" for role in ROLES), "--json"])
     explained = json.loads(capsys.readouterr().out)
     inner = {name: key for row in explained.values() for name, key in row.get("keys", {}).items()}
     assert listed == explained.keys() | inner.keys()

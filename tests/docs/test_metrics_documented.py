@@ -25,7 +25,7 @@ from node.system.clock import SystemClock
 from node.telemetry.metrics import NodeMetrics
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.values.groups.verdict import Verdict
-from node.values.run import Role
+from node.values.roles import ROLES, Role
 from sampler.metrics import SamplerMetrics, VerifierMetrics
 
 ROOT: Final = DEPLOY.parent
@@ -175,7 +175,7 @@ def test_the_document_and_the_code_have_the_same_metrics() -> None:
 def test_names_follow_the_house_style() -> None:
     for instrument in instruments_in_code().values():
         assert re.fullmatch(
-            r"heterorl_(node|coordinator|relay|learner|contributor|sampler|verifier)_[a-z0-9_]+",
+            rf"heterorl_(node|{'|'.join(ROLES)})_[a-z0-9_]+",
             instrument.name,
         )
         assert (instrument.type == "counter") == instrument.name.endswith("_total"), instrument.name

@@ -30,7 +30,7 @@ from node.rpc.channel import Purpose, dial
 from node.system.backoff import Backoff
 from node.system.clock import Clock, SystemClock, moment
 from node.telemetry.metrics import NodeMetrics
-from node.values.run import Role
+from node.values.roles import Role
 from node.weights.transfer.sources import watch_versions
 from support.clock import ManualClock
 from support.hub import LAYOUT, TOKENIZER, running_hub

@@ -13,7 +13,7 @@ from heterorl.v1 import membership_pb2, rollout_pb2
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.transactions import request_queue, run_ledger
 from node.coordinator.work.balance import Transaction
-from node.values.run import Role
+from node.values.roles import Role
 from support.hub import TIMEOUT_S, HandPeer, RunningHub, running_hub
 from support.identity import MadeRun
 from support.waiting import until

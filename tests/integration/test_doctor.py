@@ -17,7 +17,7 @@ from node.identity.identity_store import IDENTITY_DIRECTORY, Identity, save_iden
 from node.rpc import proxy
 from node.rpc.address import split_target
 from node.values.operator_order import REVOKE, Order
-from node.values.run import Role
+from node.values.roles import Role
 from support.hub import RunningHub, running_hub
 from support.identity import MadeRun, make_run
 from support.orders import give

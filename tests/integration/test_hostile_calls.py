@@ -15,7 +15,7 @@ from node.rpc.calls import rpc_rules
 from node.rpc.calls.call_rates import Rate
 from node.rpc.calls.rpc_rules import RULES, Rule
 from node.rpc.channel import Purpose, dial
-from node.values.run import Role
+from node.values.roles import Role
 from support.clock import ManualClock
 from support.identity import MadeRun
 from support.refusals import refused

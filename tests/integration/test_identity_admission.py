@@ -16,7 +16,7 @@ from node.rpc.call_ends import ConnectionLost, classified
 from node.rpc.calls.rpc_rules import RULES, service_of
 from node.rpc.calls.server import Audience
 from node.rpc.channel import Purpose, dial
-from node.values.run import Role
+from node.values.roles import Role
 from support.clock import ManualClock
 from support.identity import MadeRun, make_run
 from support.rpc import METHODS, counted_refusal, every_service, invoke, refusal_of, serving

@@ -26,7 +26,7 @@ from node.rpc.call_ends import call, classified
 from node.rpc.calls.server import Audience
 from node.rpc.channel import Purpose, dial, dial_as_stranger
 from node.values.limits import SIGNING_REQUEST_BYTES
-from node.values.run import Role
+from node.values.roles import Role
 from support.clock import ManualClock
 from support.identity import MadeRun, make_run
 from support.refusals import cannot_start

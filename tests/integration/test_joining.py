@@ -22,7 +22,7 @@ from node.enrolment.tokens import issue_token
 from node.errors import Reason
 from node.identity.identity_store import load_identity
 from node.rpc.hub import Hub
-from node.values.run import Role
+from node.values.roles import Role
 from node.weights.format import model_listing
 from node.weights.format.model_listing import ModelFile, check_listing, listing_of
 from node.weights.transfer.model_download import download_model

@@ -39,7 +39,7 @@ from node.step_log_parts import log_lines
 from node.values.groups.verdict import Verdict
 from node.values.operator_order import ROLLBACK, Order
 from node.values.policy import NO_BASE, PolicyVersion
-from node.values.run import Role
+from node.values.roles import Role
 from node.weights.store.artifact_store import ArtifactStore
 from support.identity import MadeRun, make_run
 from support.made_up_run import coordinator, sampling

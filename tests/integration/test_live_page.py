@@ -10,7 +10,7 @@ from node.coordinator import run_status
 from node.coordinator.fleet.peer_reports import Joining
 from node.identity.peer import Peer
 from node.page.live_page import REFRESH_S, LivePage
-from node.values.run import Role
+from node.values.roles import Role
 from support.hub import RunningHub, joined, running_hub
 from support.identity import MadeRun
 

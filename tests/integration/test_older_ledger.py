@@ -20,7 +20,8 @@ from node.system.backoff import Backoff
 from node.system.clock import SystemClock
 from node.telemetry.metrics import NodeMetrics
 from node.values.policy import PolicyVersion
-from node.values.run import Role, StepRecord
+from node.values.roles import Role
+from node.values.run import StepRecord
 from support.clock import ManualClock
 from support.hub import LAYOUT, TOKENIZER, HandDrain, HandPeer, running_hub
 from support.identity import MadeRun

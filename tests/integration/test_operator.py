@@ -16,7 +16,7 @@ from node.identity.files import make_private_directory
 from node.identity.identity_store import load_identity
 from node.rpc.calls.rpc_rules import RULES, service_of
 from node.rpc.channel import Purpose, dial
-from node.values.run import Role
+from node.values.roles import Role
 from support.hub import RunningHub, running_hub
 from support.identity import MadeRun
 from support.rpc import METHODS, invoke, refusal_of

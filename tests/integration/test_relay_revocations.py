@@ -12,7 +12,7 @@ from node.identity.identity_store import Identity
 from node.identity.revocation import COPY_NAME
 from node.rpc.call_ends import call
 from node.rpc.channel import Purpose, dial
-from node.values.run import Role
+from node.values.roles import Role
 from support.by_rpc import say
 from support.enrolled import let_in
 from support.hub import running_hub

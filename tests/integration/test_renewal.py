@@ -31,7 +31,7 @@ from node.identity.peer import Peer, server_name
 from node.rpc.channel import Purpose, dial
 from node.rpc.hub import Hub
 from node.system.backoff import Backoff
-from node.values.run import Role
+from node.values.roles import Role
 from support.by_rpc import say
 from support.clock import ManualClock
 from support.hub import LAYOUT, TIMEOUT_S, TOKENIZER, HandPeer, members, running_hub

@@ -11,7 +11,7 @@ from node.coordinator.fleet.peer_reports import HeartbeatAnswer, HeartbeatReport
 from node.coordinator.peers.peers import Peers
 from node.identity.peer import Peer
 from node.values.policy import PolicyVersion
-from node.values.run import Role
+from node.values.roles import Role
 from sampler.engines.engine import EngineSettings
 from sampler.engines.torch import torch_engine
 from sampler.engines.torch.torch_engine import TorchEngine

@@ -18,7 +18,7 @@ from node.rpc.calls.live_rpcs import RpcLimits
 from node.rpc.calls.rpc_rules import RULES, service_of
 from node.rpc.channel import Purpose, dial
 from node.values.limits import MESSAGE_BYTES
-from node.values.run import Role
+from node.values.roles import Role
 from support.clock import ManualClock
 from support.identity import MadeRun
 from support.refusals import refused

@@ -27,7 +27,7 @@ from node.process.daemon import StartStage, run_daemon
 from node.process.role_context import RoleContext
 from node.process.service import Service
 from node.rpc.calls.server import RpcServer
-from node.values.run import Role
+from node.values.roles import Role
 from support.identity import MadeRun
 from support.made_up_run import coordinator, sampling
 from support.rank_contributors import serve_contributor

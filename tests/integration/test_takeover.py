@@ -34,7 +34,7 @@ from node.rpc.hub import Hub
 from node.system.backoff import Backoff
 from node.system.clock import SystemClock
 from node.values.operator_order import REVOKE, Order
-from node.values.run import Role
+from node.values.roles import Role
 from node.weights.transfer.sources import dial_source
 from support.groups import SAMPLING
 from support.hub import LAYOUT, TOKENIZER, HandPeer, answer_to, submission

@@ -9,7 +9,7 @@ from heterorl.v1 import common_pb2, membership_pb2, rollout_pb2
 from node.errors import Reason
 from node.values.limits import PROBE_S
 from node.values.operator_order import ROLLBACK, Order
-from node.values.run import Role
+from node.values.roles import Role
 from support.by_rpc import (
     SPOOLED,
     acknowledged,

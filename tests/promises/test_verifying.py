@@ -9,7 +9,7 @@ from heterorl.v1 import rollout_pb2
 from node.errors import Reason
 from node.identity.identity_store import Identity
 from node.values.groups.reward_finding import RewardCheck
-from node.values.run import Role
+from node.values.roles import Role
 from support.by_rpc import (
     ACCEPTED,
     DUPLICATE,

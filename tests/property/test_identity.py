@@ -13,7 +13,7 @@ from node.errors import RefusedError
 from node.identity.certificates import new_key
 from node.identity.peer import Peer, is_name
 from node.identity.signatures import SigningKey, verify
-from node.values.run import Role
+from node.values.roles import Role
 from support.identity import NOW_S
 
 AUTHORITY = Authority.create("run", now=NOW_S)

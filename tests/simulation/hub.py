@@ -50,7 +50,7 @@ from node.values.groups.rollout import EncodedGroup, GroupHeader, LeaseGrant, Ro
 from node.values.groups.sampling_parameters import SamplingParameters
 from node.values.groups.verdict import Verdict
 from node.values.policy import NO_BASE, Announcement, Artifact, ArtifactKey, BaseModel, PolicyVersion
-from node.values.run import Role
+from node.values.roles import Role
 from node.weights.planning.cheapest_chain import newest_reachable
 from node.wire.rollouts import finding_from_wire
 from simulation.disks import DiedError, SimulatedDisk, SimulatedLedger

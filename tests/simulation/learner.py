@@ -28,7 +28,8 @@ from node.system.backoff import Backoff
 from node.values.groups.rollout import EncodedGroup, RolloutGroup
 from node.values.groups.verdict import GroupVerdict, Verdict
 from node.values.policy import Announcement, PolicyVersion
-from node.values.run import Role, StepRecord
+from node.values.roles import Role
+from node.values.run import StepRecord
 from node.weights.planning.cheapest_chain import plan_upload
 from simulation.faults import Plan
 from simulation.hub import LAYOUT, RUN_ID, TOKENIZER, Hub, Shelf, announcement, peer_of, root_of

@@ -18,7 +18,7 @@ from node.values.groups.failure import FailedLease, Failure
 from node.values.groups.rollout import Completion, EncodedGroup, Finish, LeaseGrant, PromptLease, RolloutGroup
 from node.values.groups.verdict import Verdict
 from node.values.policy import PolicyVersion
-from node.values.run import Role
+from node.values.roles import Role
 from node.weights.planning.cheapest_chain import plan_catch_up, plan_fresh
 from node.wire.rollouts import group_to_wire
 from sampler.rollouts.group_submitter import GroupSubmitter

@@ -14,7 +14,7 @@ from node.values.groups.failure import FailedLease, Failure
 from node.values.groups.rollout import EncodedGroup, PromptLease, RolloutGroup
 from node.values.limits import LEASES_PER_REQUEST
 from node.values.policy import PolicyVersion
-from node.values.run import Role
+from node.values.roles import Role
 from simulation.faults import FaultKind, K, Plan
 from simulation.hub import WORK, Hub, peer_of, root_of
 from simulation.network import Network, call

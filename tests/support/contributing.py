@@ -24,7 +24,7 @@ from node.identity.peer import Peer
 from node.rpc.call_ends import classified
 from node.rpc.channel import Purpose, dial
 from node.values.groups.rollout import RolloutGroup
-from node.values.run import Role
+from node.values.roles import Role
 from node.wire.rollouts import encoded_from_wire, group_from_wire
 from support.changes import changed
 from support.training_loop import RunningLearner

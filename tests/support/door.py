@@ -24,7 +24,7 @@ from node.telemetry.own_faults import OwnFaults
 from node.values.groups.rollout import EncodedGroup, LeaseGrant
 from node.values.groups.verdict import GroupVerdict, Verdict
 from node.values.policy import PolicyVersion
-from node.values.run import Role
+from node.values.roles import Role
 from support.clock import ManualClock
 from support.coordinator import BOUNDS, LEARNER, make_accounts, make_answer
 

@@ -8,7 +8,7 @@ from node.enrolment.authority import Authority
 from node.enrolment.enrolment_ledger import FILE_NAME, EnrolmentLedger
 from node.enrolment.init_run import AUTHORITY_DIRECTORY
 from node.enrolment.tokens import Token, issue_token
-from node.values.run import Role
+from node.values.roles import Role
 
 
 def let_in(run_dir: Path, node: str, *, role: Role = Role.SAMPLER) -> None:

@@ -36,7 +36,8 @@ from node.values.groups.verdict import GroupVerdict
 from node.values.groups.well_formed import check_group
 from node.values.peer_figures import MachineFigures, SamplerFigures
 from node.values.policy import Announcement, ArtifactKey
-from node.values.run import PeerQuery, Role, RunSettings, RunStatus, StepRecord, StepReport, Teaching
+from node.values.roles import Role
+from node.values.run import PeerQuery, RunSettings, RunStatus, StepRecord, StepReport, Teaching
 from node.weights.assembly.apply import make_frame
 from node.weights.codec.frame_codec import decode_frame, encode_planes, encode_step_planes
 from node.weights.format.dtypes import DTYPES

@@ -28,7 +28,7 @@ from node.rpc.channel import Purpose, dial
 from node.values.groups.rollout import EncodedGroup, RolloutGroup
 from node.values.groups.sampling_parameters import SamplingParameters
 from node.values.protocol import OURS
-from node.values.run import Role
+from node.values.roles import Role
 from node.wire.mapping import from_wire
 from node.wire.rollouts import encoded_from_wire, group_from_wire, group_to_wire, submission_to_wire
 from support.clock import ManualClock

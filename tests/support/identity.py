@@ -10,7 +10,7 @@ from node.identity.identity_store import Identity, load_identity
 from node.identity.peer import Peer
 from node.identity.run_description import RunDescription
 from node.identity.signatures import SigningKey
-from node.values.run import Role
+from node.values.roles import Role
 
 NOW_S = 1_800_000_000.0
 """A moment for tests of pure code; real TLS takes the machine's time instead."""

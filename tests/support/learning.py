@@ -9,7 +9,7 @@ from node.exit_code import ExitCode
 from node.process.daemon import StartStage, run_daemon
 from node.process.service import Service
 from node.values.groups.rollout import RolloutGroup
-from node.values.run import Role
+from node.values.roles import Role
 from node.wire.rollouts import encoded_from_wire, group_from_wire
 from support.hub import HandDrain
 from support.identity import MadeRun

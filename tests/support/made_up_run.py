@@ -26,7 +26,7 @@ from node.text.tokenizer import chat_template_digest, tokenizer_digest
 from node.values.groups.rollout import Completion, PromptLease, RolloutGroup
 from node.values.groups.verdict import Verdict
 from node.values.policy import PolicyVersion
-from node.values.run import Role
+from node.values.roles import Role
 from node.wire.rollouts import group_to_wire
 from support.groups import make_completion, make_group
 from support.identity import MadeRun

@@ -38,7 +38,8 @@ from node.system.clock import SystemClock
 from node.telemetry.metrics import NodeMetrics
 from node.values.groups.rollout import RolloutGroup
 from node.values.policy import PolicyVersion
-from node.values.run import Role, RunSettings
+from node.values.roles import Role
+from node.values.run import RunSettings
 from node.weights.assembly.public_base import PublicBase
 from node.weights.assembly.stored import StoredVersions
 from node.weights.store.artifact_store import ArtifactStore

@@ -21,7 +21,8 @@ from node.telemetry.metrics import NodeMetrics, create_registry
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.values.evaluation import Evaluation, EvaluationStatus
 from node.values.peer_figures import FIGURES
-from node.values.run import Role, SamplerStanding, StepReport, Teaching
+from node.values.roles import Role
+from node.values.run import SamplerStanding, StepReport, Teaching
 from sampler.metrics import SamplerMetrics, VerifierMetrics
 
 SAMPLERS: Final = ("sampler-1", "sampler-2")

@@ -46,7 +46,7 @@ from node.process.service import Service
 from node.values.contribution import Contribution
 from node.values.groups.rollout import EncodedGroup
 from node.values.merging import ContributionHead
-from node.values.run import Role
+from node.values.roles import Role
 from node.weights.format.digests import Words
 from node.weights.format.layout import TensorSpan
 from node.wire.rollouts import group_to_wire

@@ -19,7 +19,7 @@ from node.rpc.calls.server import RpcServer
 from node.rpc.channel import Purpose, dial
 from node.system.clock import SystemClock
 from node.telemetry.metrics import NodeMetrics
-from node.values.run import Role
+from node.values.roles import Role
 from node.weights.transfer.sources import Source, dial_source
 from support.hub import HandPeer
 from support.identity import MadeRun
@@ -70,7 +70,7 @@ async def running_relay(
     config = NodeConfig(
         node=NodeSection(state_dir=directory, coordinator=coordinator, drain_timeout_s=2.0),
         telemetry=TelemetrySection(),
-        relay=RelayConfig.model_validate({"listen": "127.0.0.1:0"} | settings),
+        roles={"relay": RelayConfig.model_validate({"listen": "127.0.0.1:0"} | settings)},
     )
     context = RoleContext(
         role=Role.RELAY,

@@ -12,7 +12,7 @@ from node.process.role_context import RoleContext
 from node.system.clock import Clock, SystemClock
 from node.telemetry.metrics import NodeMetrics
 from node.telemetry.transfer_metrics import TransferMetrics
-from node.values.run import Role
+from node.values.roles import Role
 from support.identity import MadeRun
 
 
@@ -32,7 +32,7 @@ def role_context(
     node = NodeSection(state_dir=made.directory, coordinator=hub, drain_timeout_s=drain_timeout_s)
     return RoleContext(
         role=role,
-        config=NodeConfig(node, TelemetrySection(), **{role.value: section}),
+        config=NodeConfig(node, TelemetrySection(), {role.value: section}),
         registry=registry,
         node_metrics=NodeMetrics(registry, roles=[role], clock=clock),
         transfer_metrics=TransferMetrics(registry),

@@ -17,7 +17,7 @@ from node.process.daemon import StartStage, run_daemon
 from node.process.role_context import RoleContext, load_build
 from node.text.text_rules import TextRules
 from node.text.tokenizer import tokenizer_digest
-from node.values.run import Role
+from node.values.roles import Role
 from sampler.config import SamplerConfig, VerifierConfig
 from sampler.engines.torch.torch_engine import TorchEngine
 from sampler.engines.words.model_words import frame_digests

@@ -42,7 +42,8 @@ from node.telemetry.metrics import NodeMetrics
 from node.values.evaluation import EvaluationNotice
 from node.values.groups.rollout import RolloutGroup
 from node.values.policy import PolicyVersion
-from node.values.run import Role, RunSettings, StepReport
+from node.values.roles import Role
+from node.values.run import RunSettings, StepReport
 from node.weights.assembly.public_base import PublicBase
 from support.groups import SAMPLING, make_group
 from support.scripted_hub import ScriptedHub, scripted_hub

@@ -10,7 +10,7 @@ import pytest
 
 from node.identity.identity_store import Identity
 from node.identity.peer import server_name
-from node.values.run import Role
+from node.values.roles import Role
 from support.coordinator_process import coordinator
 from support.identity import MadeRun, make_run
 from support.rpc import invoke

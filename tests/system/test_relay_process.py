@@ -15,7 +15,7 @@ import pytest
 
 from node.enrolment.tokens import issue_token
 from node.values.policy import ArtifactKey
-from node.values.run import Role
+from node.values.roles import Role
 from node.weights.format.layout import Layout, TensorSpec
 from node.weights.transfer.sources import Source, Sources, dial_source
 from support.fetching import fetch_version

@@ -23,7 +23,8 @@ from node.rpc.hub import Hub
 from node.system.clock import Clock, moment
 from node.values.policy import PolicyVersion
 from node.values.protocol import OURS, UNNUMBERED, check_common
-from node.values.run import Role, RunSettings
+from node.values.roles import Role
+from node.values.run import RunSettings
 from node.wire.mapping import from_wire, optional_to_wire, to_wire
 from node.wire.members import spoken_from_wire
 

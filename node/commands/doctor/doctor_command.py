@@ -20,7 +20,7 @@ from node.identity.run_description import FILE_NAME as RUN_FILE
 from node.identity.run_description import RunDescription
 from node.process.role_context import in_order
 from node.rpc.address import split_targets
-from node.values.run import Role
+from node.values.roles import Role
 
 EXAMPLE: Final = """\
   this machine and the way to a coordinator, before there is a certificate:

@@ -32,7 +32,8 @@ from node.rpc.channel import Purpose, dial
 from node.rpc.clock_comparison import compare_clocks
 from node.rpc.proxy import OTHERS, Proxy, addresses_here, proxy_for, proxy_in
 from node.system.clock import moment
-from node.values.run import PeerQuery, Role
+from node.values.roles import Role
+from node.values.run import PeerQuery
 
 _PROBE_BYTES: Final = 4 << 20
 _PROBE_S: Final = 10.0

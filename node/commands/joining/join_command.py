@@ -29,7 +29,7 @@ from node.commands.joining.systemd_unit import (
 from node.commands.status.status_command import fetch_status
 from node.commands.terminal import name, target
 from node.enrolment.enrolment_client import obtain_identity
-from node.enrolment.tokens import Token, how_to_get_a_token, write_token_file
+from node.enrolment.tokens import JOINING_ROLES, Token, how_to_get_a_token, write_token_file
 from node.errors import COMMAND_LINE, ConfigError, Reason, RefusedError, StartupError
 from node.identity.files import cannot_make, cannot_read, make_private_directory
 from node.identity.identity_store import IDENTITY_DIRECTORY, Identity
@@ -42,7 +42,8 @@ from node.system.extras import NeededPackage
 from node.text.visible_text import visible
 from node.values.groups.verdict import Verdict
 from node.values.limits import TOKEN_BYTES
-from node.values.run import PeerQuery, Role
+from node.values.roles import Role
+from node.values.run import PeerQuery
 from node.weights.transfer.model_download import Progress as Show
 from node.weights.transfer.model_download import download_model
 
@@ -74,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--role",
-        choices=(Role.SAMPLER.value, Role.RELAY.value),
+        choices=[role.value for role in JOINING_ROLES],
         help="checked; default: what the token is for",
     )
     parser.add_argument(
@@ -204,7 +205,7 @@ def _parsed(text: str, where: str) -> Token:
     except RefusedError as error:
         fix = "Copy the whole line that `heterorl-node token` printed."
         raise StartupError(f"The token {where} cannot be used: {error.what}", fix=fix) from error
-    if token.role not in (Role.SAMPLER, Role.RELAY):
+    if token.role not in JOINING_ROLES:
         fix = "An operator's is for `heterorl-node status --token-file`, a learner's for node.token_file."
         raise StartupError(f"The token is for a {token.role}, which does not join this way", fix=fix)
     if token.learner_public_key is None:

@@ -13,7 +13,7 @@ from node.errors import StartupError
 from node.identity.run_description import FILE_NAME as RUN_FILE
 from node.identity.run_description import RunDescription
 from node.system.device import AUTO
-from node.values.run import Role
+from node.values.roles import Role
 
 _RELAY_LISTEN: Final = "0.0.0.0:7710"
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from node.errors import StartupError
 from node.system import durable
-from node.values.run import Role
+from node.values.roles import Role
 
 STATE_DIRECTORY: Final = Path("/var/lib/heterorl-node")
 CONFIG_DIRECTORY: Final = Path("/etc/heterorl-node")

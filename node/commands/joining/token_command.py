@@ -31,7 +31,7 @@ from node.identity.run_description import FILE_NAME as RUN_FILE
 from node.identity.run_description import RunDescription
 from node.rpc.address import ENROLMENT_PORT, MEMBERS_PORT, join_address, split_target
 from node.system.clock import moment
-from node.values.run import Role
+from node.values.roles import Role
 
 EXAMPLE: Final = """\
   one sampler, which `heterorl-node join TOKEN` starts on its machine:

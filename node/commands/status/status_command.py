@@ -32,14 +32,13 @@ from node.rpc.channel import Purpose, dial
 from node.rpc.clock_comparison import compare_clocks
 from node.system.clock import Clock, SystemClock
 from node.text.visible_text import visible
+from node.values.roles import MEMBER_ROLES, Role
 from node.values.run import (
-    MEMBER_ROLES,
     MOST_PEERS_A_PAGE,
     PEER_ORDERS,
     PeerCount,
     PeerQuery,
     PeerStatus,
-    Role,
     RunStatus,
     SamplerStanding,
 )

@@ -10,7 +10,8 @@ from node.text.wording import counted
 from node.values.evaluation import COVERAGE_PERCENT, REWARD, Evaluation, EvaluationStatus
 from node.values.groups.verdict import Verdict
 from node.values.policy import PolicyVersion
-from node.values.run import PeerStatus, Role, RunStatus, StepReport, Teaching
+from node.values.roles import Role
+from node.values.run import PeerStatus, RunStatus, StepReport, Teaching
 
 _BAD_PROMPTS_SHOWN: Final = 5
 

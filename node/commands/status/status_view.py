@@ -11,7 +11,8 @@ from node.commands.terminal import printable, table
 from node.text.wording import counted, duration
 from node.values.groups.verdict import Verdict
 from node.values.peer_figures import text_of
-from node.values.run import PeerStatus, Role, RunStatus
+from node.values.roles import VERSIONED_ROLES, Role
+from node.values.run import PeerStatus, RunStatus
 
 SHOW_TWINS_S: Final = 120.0
 """How long a refused process is shown: for several of its retries, which are up to 30 s apart."""
@@ -98,8 +99,8 @@ def _row(peer: PeerStatus) -> tuple[Text, ...]:
         Text(peer.role),
         Text(printable(peer.state), style=_STATE_STYLES.get(peer.state, "")),
         Text(version_number(peer.held)),
-        Text(str(peer.version_lag_versions) if peer.role is not Role.VERIFIER else "-"),
-        Text(f"{peer.lag_s:.1f}" if peer.role is not Role.VERIFIER else "-"),
+        Text(str(peer.version_lag_versions) if peer.role in VERSIONED_ROLES else "-"),
+        Text(f"{peer.lag_s:.1f}" if peer.role in VERSIONED_ROLES else "-"),
         Text(f"{peer.last_seen_s:.1f}"),
         Text(f"{peer.staleness_mean_versions:.2f}" if has_groups else "-"),
         Text(f"{peer.leases}/{peer.lease_allowance or '-'}" if peer.role is Role.SAMPLER else "-"),

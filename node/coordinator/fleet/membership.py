@@ -8,8 +8,8 @@ A peer that left must join again; a peer that only fell silent goes on where it 
 a peer does it after every cut.
 
 A name belongs to one process. Processes of one name differ in the instance that each drew when it started.
-While one is connected and heard of, another sampler or relay of its name is refused. Learners are told apart
-by their epochs instead.
+While one is connected and heard of, another of its name is refused. Learners are told apart by their epochs
+instead.
 """
 
 import enum
@@ -20,7 +20,7 @@ from typing import Final
 
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
-from node.values.run import Role
+from node.values.roles import Role
 
 GONE_AFTER_S: Final = 3600.0
 """Silence after which a peer counts as having left: longer than any cut or reboot worth waiting for."""
@@ -213,7 +213,7 @@ class Membership:
 def _are_twins(member: KnownPeer, instance: str) -> bool:
     if member.instance == instance or not (member.instance and instance):
         return False
-    return member.peer.role in (Role.SAMPLER, Role.RELAY, Role.CONTRIBUTOR)
+    return member.peer.role is not Role.LEARNER
 
 
 def _not_joined(peer: Peer) -> RefusedError:

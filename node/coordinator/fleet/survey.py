@@ -16,7 +16,8 @@ from node.coordinator.fleet.membership import PeerState
 from node.identity.peer import Peer
 from node.values.peer_figures import FIGURES, Worst
 from node.values.protocol import OURS, Spoken
-from node.values.run import PeerCount, Role, SamplerStanding, Unusual
+from node.values.roles import Role
+from node.values.run import PeerCount, SamplerStanding, Unusual
 
 Values: TypeAlias = npt.NDArray[np.float64]
 

@@ -23,14 +23,13 @@ from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.values.groups.verdict import Verdict
 from node.values.policy import PolicyVersion
+from node.values.roles import MEMBER_ROLES, VERSIONED_ROLES, Role
 from node.values.run import (
-    MEMBER_ROLES,
     MOST_PEERS_A_PAGE,
     PEER_ORDERS,
     PEERS_A_PAGE,
     PeerQuery,
     PeerStatus,
-    Role,
     SamplerStanding,
 )
 
@@ -208,11 +207,8 @@ class _View:
         return PeerState.REVOKED if member.peer.node_id in self.revoked else member.state
 
     def lag(self, peer: Peer, held: PolicyVersion | None) -> tuple[int, float]:
-        """Return versions and seconds to the head; see ``VersionLog.lag``, which looks at all versions.
-
-        A verifier never holds a version, so it cannot be behind.
-        """
-        if peer.role is Role.VERIFIER:
+        """Return versions and seconds to the head; see ``VersionLog.lag``, which looks at all versions."""
+        if peer.role not in VERSIONED_ROLES:
             return 0, 0.0
         number = None if held is None else held.number
         if (known := self._lags.get(number)) is not None:

@@ -30,7 +30,8 @@ from node.identity.peer import Peer
 from node.values.groups.verdict import GroupVerdict
 from node.values.limits import VERDICTS_PER_HEARTBEAT
 from node.values.policy import PolicyVersion
-from node.values.run import Role, StepReport, Teaching
+from node.values.roles import Role
+from node.values.run import StepReport, Teaching
 
 PENDING_VERDICTS: Final = 4 * VERDICTS_PER_HEARTBEAT
 """Verdicts kept for a sampler that does not heartbeat; then the oldest go. The ledger counts them all."""

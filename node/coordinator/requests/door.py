@@ -36,7 +36,7 @@ from node.system.clock import Clock
 from node.values.groups.rollout import LeaseGrant, PromptLease
 from node.values.groups.verdict import Verdict
 from node.values.limits import LEASED_ROWS_BYTES
-from node.values.run import Role
+from node.values.roles import Role
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ from node.values.limits import CHANGES_PER_HEARTBEAT, LEASES_PER_PEER, STAMP_S
 from node.values.peer_figures import MachineFigures, SamplerFigures
 from node.values.policy import PolicyVersion
 from node.values.protocol import OURS, check_common
-from node.values.run import Role, StepReport, Teaching
+from node.values.roles import ROLES, Role
+from node.values.run import StepReport, Teaching
 from node.wire.mapping import from_wire, member_from_wire, optional_from_wire, to_wire
 from node.wire.members import base_model_from_wire, check_owners, spoken_from_wire
 
@@ -138,12 +139,11 @@ def _learner_report(request: membership_pb2.HeartbeatRequest) -> LearnerReport:
 
 
 def _model(peer: Peer, request: membership_pb2.JoinRequest) -> Learner | SamplerModel | VerifierModel | None:
-    if peer.role is Role.VERIFIER:
-        return VerifierModel(_text(request))
-    if peer.role is Role.RELAY:
-        return None
+    traits = ROLES[peer.role]
+    if not traits.has_model:
+        return VerifierModel(_text(request)) if traits.grades else None
     base = base_model_from_wire(request)
-    if peer.role in (Role.SAMPLER, Role.CONTRIBUTOR):
+    if peer.role is not Role.LEARNER:
         return SamplerModel(request.layout_digest, _text(request), base, layout_summary=_summary(request))
     return from_wire(
         Learner,

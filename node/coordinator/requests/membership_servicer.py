@@ -13,7 +13,8 @@ from node.enrolment.renewal import Renewal
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.rpc.calls.caller import Context, certificate_of, peer_of
-from node.values.run import PeerQuery, Role
+from node.values.roles import Role
+from node.values.run import PeerQuery
 from node.wire.mapping import from_wire, to_wire
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
 from node.rpc.calls.call_rates import Rate
 from node.values.limits import GROUPS_PER_REQUEST
-from node.values.run import MEMBER_ROLES, Role
+from node.values.roles import MEMBER_ROLES, Role
 
 _RATE: Final = Rate(per_s=200, burst=4000, refused=20)
 """Several times what any peer does by itself: plans of long chains fetch a manifest for each version."""

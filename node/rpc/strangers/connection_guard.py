@@ -30,7 +30,7 @@ from node.identity.peer import Peer
 from node.rpc.strangers.places import origin
 from node.system import descriptors
 from node.system.waits import wait_at_most
-from node.values.run import Role
+from node.values.roles import Role
 
 logger = logging.getLogger(__name__)
 

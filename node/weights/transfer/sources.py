@@ -25,7 +25,7 @@ from node.system.waits import wait_at_most
 from node.telemetry.transfer_metrics import TransferMetrics
 from node.values import limits
 from node.values.policy import Announcement, ArtifactKey
-from node.values.run import Role
+from node.values.roles import Role
 from node.weights.format.manifest import Manifest
 from node.weights.transfer.bucket_reader import CONNECTIONS as BUCKET_CONNECTIONS
 from node.weights.transfer.bucket_reader import BucketReader

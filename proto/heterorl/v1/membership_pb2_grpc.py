@@ -164,7 +164,7 @@ class MembershipServiceServicer(object):
         an older copy of the run's learner. Final; the learner that is there is not fenced.
         * `FAILED_PRECONDITION` (ledger_behind): the ledger knows of no learner, and this one has
         trained. Final: restore the ledger.
-        * `ALREADY_EXISTS` (name_in_use): samplers, relays and contributors: another process of this name is
+        * `ALREADY_EXISTS` (name_in_use): all but learners, which have epochs: another process of this name is
         in the run. Retry until that one is gone.
         * `UNAUTHENTICATED` (expired): by the coordinator's clock the certificate has expired;
         trailing metadata `heterorl-now` has that clock, Unix seconds. Final only where the

@@ -32,7 +32,8 @@ from node.coordinator.work.balance import Balance
 from node.identity.peer import Peer
 from node.telemetry.own_faults import OwnFaults
 from node.values.bottleneck import Bottleneck, BoundBy
-from node.values.run import PeerQuery, Role, StepReport
+from node.values.roles import Role
+from node.values.run import PeerQuery, StepReport
 from sampler.config import SamplerConfig
 from support.clock import ManualClock
 from support.coordinator import LEARNER, NOW_S, make_accounts

@@ -14,7 +14,7 @@ from node.identity.peer import Peer
 from node.telemetry.metrics import exposition
 from node.values.peer_figures import MachineFigures, SamplerFigures
 from node.values.policy import PolicyVersion
-from node.values.run import Role
+from node.values.roles import Role
 from support.coordinator import LEARNER, NOW_S, make_accounts
 
 SILENT_AFTER_S = 10.0

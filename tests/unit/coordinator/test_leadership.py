@@ -24,7 +24,7 @@ from node.errors import DeposedError, Reason, RefusedError
 from node.values.groups.rollout import EncodedGroup
 from node.values.groups.verdict import Verdict
 from node.values.operator_order import Order
-from node.values.run import Role
+from node.values.roles import Role
 from support.coordinator import LEARNER
 from support.ledgers import make_older, make_older_database
 from support.refusals import cannot_start, refused

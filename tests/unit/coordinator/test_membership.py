@@ -6,7 +6,7 @@ from node.coordinator.fleet import membership
 from node.coordinator.fleet.membership import GONE_AFTER_S, Membership, PeerState
 from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
-from node.values.run import Role
+from node.values.roles import MEMBER_ROLES, Role
 from support.refusals import refused
 
 PEER = Peer("run", Role.SAMPLER, "s1")
@@ -85,7 +85,7 @@ def test_only_peers_that_left_are_forgotten_longest_gone_first(
     assert len(members.members) == 3
 
 
-@pytest.mark.parametrize("role", [Role.SAMPLER, Role.RELAY, Role.CONTRIBUTOR])
+@pytest.mark.parametrize("role", [one for one in MEMBER_ROLES if one is not Role.LEARNER])
 def test_a_name_belongs_to_the_process_that_is_here(members: Membership, role: Role) -> None:
     peer = Peer("run", role, "s1")
     members.join(peer, 0, instance="first")

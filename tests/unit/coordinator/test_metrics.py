@@ -9,7 +9,7 @@ from node.coordinator.fleet.survey import SHOWN_SAMPLERS, FleetSurvey, Measured,
 from node.coordinator.metrics import CoordinatorMetrics
 from node.identity.peer import Peer
 from node.values.evaluation import Evaluation, EvaluationStatus
-from node.values.run import Role
+from node.values.roles import Role
 
 SAMPLER = Peer("run", Role.SAMPLER, "s1")
 MEASURED = Measured(3, 7.5, 30.0, -90.0)

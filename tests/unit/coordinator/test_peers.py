@@ -19,7 +19,8 @@ from node.errors import RefusedError
 from node.identity.peer import Peer
 from node.values.groups.verdict import GroupVerdict, Verdict
 from node.values.policy import PolicyVersion
-from node.values.run import PeerQuery, Role
+from node.values.roles import Role
+from node.values.run import PeerQuery
 from support.coordinator import LEARNER, NOW_S, make_accounts
 
 SAMPLER = Peer("run", Role.SAMPLER, "s1")

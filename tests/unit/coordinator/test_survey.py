@@ -14,7 +14,8 @@ from node.coordinator.fleet.survey import (
 )
 from node.identity.peer import Peer
 from node.values.protocol import Spoken
-from node.values.run import PeerCount, Role, SamplerStanding, Unusual
+from node.values.roles import Role
+from node.values.run import PeerCount, SamplerStanding, Unusual
 
 FINE = Measured(0, 0.0, 1.0, 0.1)
 

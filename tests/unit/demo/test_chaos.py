@@ -12,7 +12,8 @@ from deploy.runs.observation import Metrics, Observation, Scrapes
 from deploy.runs.records import Step, Trained
 from deploy.runs.run_directory import COORDINATOR, LEARNER
 from node.values.policy import PolicyVersion
-from node.values.run import PeerStatus, Role, RunStatus
+from node.values.roles import Role
+from node.values.run import PeerStatus, RunStatus
 from support.demo_records import make_steps
 
 FAULTS = (Fault(NEAR, 8, at_s=1008.5, away_s=5.0), Fault(COORDINATOR, 18, at_s=1018.5, away_s=1.0))

@@ -28,7 +28,7 @@ from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.enrolment.init_run import IDENTITY_DIRECTORY
 from node.enrolment.tokens import Token
 from node.identity.identity_store import load_identity
-from node.values.run import Role
+from node.values.roles import Role
 
 BOOTSTRAP: Final = DEPLOY / "k8s/bootstrap"
 PREFIX: Final = "/api/v1/namespaces/runs/"

@@ -33,7 +33,7 @@ def roles() -> list[ParameterSet]:
 def config_of(files: list[Path]) -> NodeConfig:
     role = files[0].stem.partition("-")[0]
     config = load(roles=[role], files=files, environ={}).config
-    assert getattr(config, role) is not None
+    assert role in config.roles
     return config
 
 

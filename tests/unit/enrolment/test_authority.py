@@ -14,7 +14,7 @@ from node.errors import Reason
 from node.identity.certificates import CLOCK_SKEW_S, new_key, read_certificate
 from node.identity.peer import Peer, server_name
 from node.values.limits import SIGNING_REQUEST_BYTES
-from node.values.run import Role
+from node.values.roles import Role
 from support.identity import NOW_S
 from support.refusals import cannot_start, naming, refused
 

@@ -10,7 +10,7 @@ from node.enrolment.authority import Authority
 from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.enrolment.tokens import DEFAULT_LIFETIME_S, Token, issue_token
 from node.errors import Reason, RefusedError
-from node.values.run import Role
+from node.values.roles import Role
 from support.identity import NOW_S
 
 AUTHORITY = Authority.create("run", now=NOW_S)

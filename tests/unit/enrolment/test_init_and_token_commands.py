@@ -16,7 +16,7 @@ from node.identity.identity_store import check_own, load_identity
 from node.identity.run_description import RunDescription
 from node.identity.signatures import SigningKey
 from node.system.clock import moment
-from node.values.run import Role
+from node.values.roles import Role
 from support.identity import NOW_S
 from support.present import present
 from support.refusals import cannot_start, misconfigured

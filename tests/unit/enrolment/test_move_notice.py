@@ -17,7 +17,7 @@ from node.enrolment.move_notice import (
 from node.enrolment.tokens import Token, issue_token
 from node.errors import Reason, RefusedError
 from node.rpc.hub import Hub
-from node.values.run import Role
+from node.values.roles import Role
 from support.identity import MadeRun, make_run
 from support.refusals import refused
 

@@ -11,7 +11,7 @@ from node.enrolment.init_run import init_run
 from node.enrolment.tokens import issue_token, write_token_file
 from node.identity.identity_store import Identity
 from node.identity.run_description import RunDescription
-from node.values.run import Role
+from node.values.roles import Role
 from support.refusals import cannot_start, misconfigured
 
 NOW = time.time()

@@ -14,7 +14,7 @@ from node.errors import Reason, RefusedError
 from node.identity.certificates import read_certificate
 from node.system.clock import moment
 from node.values.limits import TOKEN_BYTES
-from node.values.run import Role
+from node.values.roles import Role
 from support.identity import NOW_S
 from support.refusals import naming
 

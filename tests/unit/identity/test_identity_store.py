@@ -15,7 +15,7 @@ from node.identity.identity_store import (
     load_or_make_key,
     save_identity,
 )
-from node.values.run import Role
+from node.values.roles import Role
 from support.identity import NOW_S, MadeRun, make_run
 from support.refusals import cannot_start
 

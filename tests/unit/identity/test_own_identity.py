@@ -13,7 +13,7 @@ from node.identity.certificates import CLOCK_SKEW_S, new_key, read_curve_key
 from node.identity.identity_store import Identity, load_identity, save_identity
 from node.identity.own_identity import OwnIdentity, RenewedCertificates, is_due
 from node.identity.peer import Peer
-from node.values.run import Role
+from node.values.roles import Role
 from support.identity import MadeRun, make_run
 from support.refusals import refused
 

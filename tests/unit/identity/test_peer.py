@@ -1,8 +1,8 @@
 import pytest
 
 from node.errors import Reason
-from node.identity.peer import HUB_ROLES, Peer, is_name, server_name
-from node.values.run import Role
+from node.identity.peer import SERVING_ROLES, Peer, is_name, server_name
+from node.values.roles import Role
 from support.refusals import refused
 
 
@@ -56,7 +56,7 @@ def test_a_name_is_a_dns_label(text: str, expected: bool) -> None:
 
 def test_those_that_serve_in_a_role_have_a_name_of_their_own_in_each_run() -> None:
     assert server_name("a", Role.COORDINATOR) == "hub.a.heterorl"
-    names = {server_name(run, role) for run in "ab" for role in HUB_ROLES}
+    names = {server_name(run, role) for run in "ab" for role in SERVING_ROLES}
     assert len(names) == 6
     with pytest.raises(ValueError, match="sampler"):
         server_name("a", Role.SAMPLER)

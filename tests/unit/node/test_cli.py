@@ -38,8 +38,9 @@ print(json.dumps([code, sorted(name for name in sys.modules if "." not in name)]
 _RUN_TINY_ROLE = """
 import sys
 from node.commands.cli import main
-from node.process.role_context import ROLE_MODULES
-ROLE_MODULES["learner"] = "support.tiny_role"
+from dataclasses import replace
+from node.values.roles import ROLES, Role
+ROLES[Role.LEARNER] = replace(ROLES[Role.LEARNER], build="support.tiny_role:build")
 sys.exit(main())
 """
 

@@ -18,7 +18,7 @@ from node.commands.cli import COMMANDS, main
 from node.enrolment.enrolment_ledger import note_incomplete
 from node.enrolment.init_run import init_run
 from node.enrolment.tokens import Token, read_token_file
-from node.values.run import Role
+from node.values.roles import Role
 from support.enrolled import let_in
 from support.model_files import write_model_files
 

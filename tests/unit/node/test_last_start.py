@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from node.process.last_start import FILE_NAME, note_settings
-from node.values.run import Role
+from node.values.roles import Role
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str, str]]:

@@ -23,7 +23,7 @@ from node.values.groups.verdict import GroupVerdict, Verdict
 from node.values.peer_figures import MachineFigures, SamplerFigures
 from node.values.policy import PolicyVersion
 from node.values.protocol import OURS
-from node.values.run import Role
+from node.values.roles import Role
 from support.refusals import refused
 
 HELD = PolicyVersion(3, b"r" * 16)

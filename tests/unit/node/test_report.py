@@ -21,7 +21,7 @@ from node.process.last_start import note_settings
 from node.step_log_parts import log_lines, part_of
 from node.values.evaluation import Evaluation
 from node.values.groups.verdict import Verdict
-from node.values.run import Role
+from node.values.roles import Role
 
 
 def step(version: int, **changes: Any) -> dict[str, Any]:

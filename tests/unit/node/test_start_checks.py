@@ -24,7 +24,7 @@ from node.coordinator.work.slots.slot import Slot, SlotState
 from node.enrolment.init_run import init_run
 from node.enrolment.tokens import issue_token
 from node.errors import ConfigError
-from node.values.run import Role
+from node.values.roles import Role
 from sampler.config import SamplerConfig, VerifierConfig
 from support.identity import MadeRun, make_run
 from support.model_files import write_model_files
@@ -50,7 +50,7 @@ def sampler(made: MadeRun, directory: Path, **node: Any) -> NodeConfig:
     return NodeConfig(
         node=NodeSection(**(values | node)),
         telemetry=TelemetrySection(),
-        sampler=SamplerConfig(model_dir=write_model_files(directory / "model")),
+        roles={"sampler": SamplerConfig(model_dir=write_model_files(directory / "model"))},
     )
 
 
@@ -59,7 +59,9 @@ def coordinator(made: MadeRun, **values: Any) -> NodeConfig:
     return NodeConfig(
         node=NodeSection(state_dir=made.directory),
         telemetry=TelemetrySection(),
-        coordinator=CoordinatorConfig.model_validate(values or {"task": "addition", "prompts": 100}),
+        roles={
+            "coordinator": CoordinatorConfig.model_validate(values or {"task": "addition", "prompts": 100})
+        },
     )
 
 
@@ -146,7 +148,7 @@ def test_all_faults_come_at_once(made: MadeRun, tmp_path: Path) -> None:
 def test_a_verifier_needs_no_weights(made: MadeRun, tmp_path: Path) -> None:
     write_token(made, tmp_path)
     base = sampler(made, tmp_path)
-    config = replace(base, verifier=VerifierConfig(model_dir=tmp_path / "model"))
+    config = replace(base, roles={**base.roles, "verifier": VerifierConfig(model_dir=tmp_path / "model")})
     (tmp_path / "model" / "model.safetensors").unlink()
     assert not [fault for fault in faults(config, Role.VERIFIER) if "model" in fault]
     assert [fault for fault in faults(config, Role.SAMPLER) if "has no model.safetensors" in fault]
@@ -217,13 +219,15 @@ def test_a_package_that_is_configured_and_not_installed_is_found_with_the_comman
     config = NodeConfig(
         node=NodeSection(state_dir=made.directory),
         telemetry=TelemetrySection(),
-        coordinator=CoordinatorConfig.model_validate({"task": "jsonl", "data": {"file": rows}}),
-        learner=LearnerConfig(
-            model_dir=write_model_files(tmp_path / "model"),
-            learning_rate=1e-3,
-            tensorboard_dir=tmp_path / "t",
-            wandb_project="p",
-        ),
+        roles={
+            "coordinator": CoordinatorConfig.model_validate({"task": "jsonl", "data": {"file": rows}}),
+            "learner": LearnerConfig(
+                model_dir=write_model_files(tmp_path / "model"),
+                learning_rate=1e-3,
+                tensorboard_dir=tmp_path / "t",
+                wandb_project="p",
+            ),
+        },
     )
     assert faults(config, Role.COORDINATOR) == []
     for package in ("tensorboard", "wandb", "pyarrow"):
@@ -310,7 +314,9 @@ def test_other_rows_than_the_run_began_with_are_found(
         began.close()
         # As it would be found beside a coordinator that runs.
         config = NodeConfig(
-            node=NodeSection(state_dir=made.directory), telemetry=TelemetrySection(), coordinator=write(rows)
+            node=NodeSection(state_dir=made.directory),
+            telemetry=TelemetrySection(),
+            roles={"coordinator": write(rows)},
         )
         *_, last = findings_of(config, Role.COORDINATOR)
     assert last.layer == "data"
@@ -328,8 +334,10 @@ def test_rows_that_are_too_long_for_the_model_are_a_warning_that_names_keys_that
     config = NodeConfig(
         node=base.node,
         telemetry=TelemetrySection(),
-        coordinator=CoordinatorConfig.model_validate(data),
-        sampler=SamplerConfig(model_dir=model_dir),
+        roles={
+            "coordinator": CoordinatorConfig.model_validate(data),
+            "sampler": SamplerConfig(model_dir=model_dir),
+        },
     )
     warned: list[str] = []
     faults(config, Role.COORDINATOR, Role.SAMPLER, warned=warned)
@@ -349,7 +357,7 @@ def test_graders_that_cannot_be_imported_and_a_template_that_does_not_render_are
     config = NodeConfig(
         node=node,
         telemetry=TelemetrySection(),
-        sampler=SamplerConfig(model_dir=model_dir, allowed_graders=graders),
+        roles={"sampler": SamplerConfig(model_dir=model_dir, allowed_graders=graders)},
     )
     (found,) = faults(config, Role.SAMPLER)
     assert "sampler.allowed_graders = 'support.graded_texts:none'" in found
@@ -358,7 +366,9 @@ def test_graders_that_cannot_be_imported_and_a_template_that_does_not_render_are
     )
     chatty = shutil.copytree(model_dir, tmp_path / "chatty")
     (chatty / "chat_template.jinja").write_text("{{ raise_exception('only systems may speak') }}")
-    config = NodeConfig(node=node, telemetry=TelemetrySection(), sampler=SamplerConfig(model_dir=chatty))
+    config = NodeConfig(
+        node=node, telemetry=TelemetrySection(), roles={"sampler": SamplerConfig(model_dir=chatty)}
+    )
     (found,) = faults(config, Role.SAMPLER)
     assert (
         "does not render a question: the chat template refuses the prompt: only systems may speak (" in found

@@ -20,13 +20,13 @@ from node.values.evaluation import Evaluation, EvaluationStatus
 from node.values.groups.failure import BadPrompt, Failure
 from node.values.peer_figures import MachineFigures, SamplerFigures
 from node.values.policy import PolicyVersion
+from node.values.roles import Role
 from node.values.run import (
     Headline,
     PeerCount,
     PeerQuery,
     PeerStatus,
     RecommendedStaleness,
-    Role,
     RunStatus,
     StatusLine,
     StepReport,

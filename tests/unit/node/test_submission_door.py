@@ -18,7 +18,7 @@ from node.telemetry.transfer_metrics import TransferMetrics
 from node.values.groups.rollout import EncodedGroup
 from node.values.groups.verdict import Verdict
 from node.values.limits import GROUPS_PER_REQUEST
-from node.values.run import Role
+from node.values.roles import Role
 from node.wire.rollouts import submission_to_wire
 from support.refusals import refused
 from support.waiting import until

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from node.process.daemon import Phase
 from node.process.systemd import Systemd, status_line
-from node.values.run import Role
+from node.values.roles import Role
 
 
 @pytest.fixture

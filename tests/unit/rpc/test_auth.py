@@ -1,6 +1,6 @@
 from node.rpc.calls.rpc_rules import RULES, service_of
 from node.values.limits import MESSAGE_BYTES
-from node.values.run import Role
+from node.values.roles import Role
 from support.rpc import METHODS
 
 PREFIX = "/heterorl.v1."

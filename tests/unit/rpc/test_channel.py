@@ -11,7 +11,7 @@ from node.rpc.calls.caller import USER_AGENT_PREFIX
 from node.rpc.channel import Keepalive, Purpose, dial, dial_as_stranger
 from node.system.backoff import Backoff
 from node.values import limits
-from node.values.run import Role
+from node.values.roles import Role
 from support.refusals import cannot_start
 
 

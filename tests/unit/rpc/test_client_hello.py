@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from node.rpc.channel import Purpose, dial
 from node.rpc.strangers.client_hello import MOST_BYTES, server_name_in
-from node.values.run import Role
+from node.values.roles import Role
 from support.client_hello import client_hello
 from support.identity import make_run
 

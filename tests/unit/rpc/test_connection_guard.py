@@ -18,7 +18,7 @@ from node.rpc.strangers.connection_guard import (
     to_shut,
 )
 from node.system import descriptors
-from node.values.run import Role
+from node.values.roles import Role
 from support.waiting import until
 
 

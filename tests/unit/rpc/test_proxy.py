@@ -9,7 +9,7 @@ from node.identity.peer import Peer
 from node.rpc import proxy
 from node.rpc.channel import Purpose, dial
 from node.rpc.proxy import is_global, proxy_for, proxy_in, spare_private_networks
-from node.values.run import Role
+from node.values.roles import Role
 
 HTTPS = {"https_proxy": "http://proxy.example:3128"}
 

@@ -7,7 +7,8 @@ from deploy.runs.live_view import curve, line, table
 from deploy.runs.observation import Metrics, Observation, Scrapes
 from deploy.runs.records import Step
 from node.values.policy import PolicyVersion
-from node.values.run import PeerStatus, Role, RunStatus
+from node.values.roles import Role
+from node.values.run import PeerStatus, RunStatus
 from support.demo_records import make_steps
 
 

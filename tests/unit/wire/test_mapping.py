@@ -17,13 +17,13 @@ from node.values.groups.rollout import LeaseGrant, LeasePurpose, PromptLease
 from node.values.groups.verdict import GroupVerdict, Verdict
 from node.values.peer_figures import MachineFigures, SamplerFigures
 from node.values.policy import Announcement, Artifact, ArtifactKey, PolicyVersion
+from node.values.roles import Role
 from node.values.run import (
     Headline,
     PeerCount,
     PeerQuery,
     PeerStatus,
     RecommendedStaleness,
-    Role,
     RunSettings,
     RunStatus,
     StepRecord,

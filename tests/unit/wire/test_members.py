@@ -5,7 +5,7 @@ from google.protobuf.message import Message
 
 from heterorl.v1 import membership_pb2
 from node.errors import Reason
-from node.values.run import MEMBER_ROLES, Role
+from node.values.roles import MEMBER_ROLES, Role
 from node.wire.members import OWNERS, base_model_from_wire, check_owners
 from support.refusals import refused
 
