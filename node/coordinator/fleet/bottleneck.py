@@ -197,7 +197,7 @@ def _cause(window: _Stretch, wait: float, held_back: Mapping[Cause, float]) -> t
     """
     full = sum(held_back.get(limit, 0.0) for limit in FULL_QUEUE)
     if wait < HELD_BACK_SHARE <= full:
-        return LEARNER, f", and samplers {full:.0%} of their time for it"
+        return LEARNER, f", while samplers waited for it {full:.0%} of their time"
     if wait < WAITS_SHARE:
         return NOTHING, ""
     for reason, seconds in window.withheld_s.items():

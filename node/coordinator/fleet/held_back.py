@@ -24,8 +24,8 @@ def _setting(key: str, remedy: str) -> Cause:
 
 LEARNER: Final = Cause(
     BoundBy.LEARNER,
-    "Give it more compute, or raise coordinator.batch_groups, so that each step takes in more; fewer "
-    "samplers would do as well.",
+    "Give it more compute, or raise coordinator.batch_groups, so that each step takes in more; with fewer "
+    "samplers the run would be as fast.",
 )
 SAMPLERS: Final = Cause(BoundBy.SAMPLERS, "Add samplers, or give them faster devices.")
 VERIFIERS: Final = Cause(BoundBy.VERIFIERS, "Start more verifiers, or make their graders faster.")
