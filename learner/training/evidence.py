@@ -17,8 +17,8 @@ from typing import Final
 from learner.config import LearnerConfig
 from learner.intake.divergence_panel import KNOTS, Estimate
 from learner.intake.named_versions import NamedVersions, Scored
+from learner.intake.recommended_staleness import LEAST_GROUPS, recommended_staleness
 from learner.intake.sampler_mismatch import Found, SamplerMismatches
-from learner.intake.staleness_bound import LEAST_GROUPS, recommended_staleness
 from learner.metrics import LearnerMetrics
 from learner.objective.menu import weighed_sample
 from learner.step_log import RollbackLine, StepLine

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from learner.intake.divergence_panel import KNOTS, DivergencePanel, Estimate
-from learner.intake.staleness_bound import LEAST_GROUPS, recommended_staleness
+from learner.intake.recommended_staleness import LEAST_GROUPS, recommended_staleness
 from learner.objective.formulas.divergence import effective_sample_size_ratio
 from learner.objective.formulas.trust_regions import has_moved, largest_move
 from learner.objective.menu import weighed_sample
