@@ -111,7 +111,6 @@ async def build(context: RoleContext) -> list[Service]:
         for purpose in (Purpose.CONTROL, Purpose.ROLLOUTS, *[Purpose.BULK] * BULK_CONNECTIONS)
     )
     revoked = None if config.merge is None else RevocationCopy(context.state_dir / REVOCATION_COPY)
-    coordinator = join(context, moved, control, config, restored, evidence, revoked)
     buffer = BatchBuffer(capacity_groups=config.buffer_groups)
     drain = _drain(rollouts, buffer, config, restored, instruments)
     contributors = None
@@ -123,6 +122,7 @@ async def build(context: RoleContext) -> list[Service]:
             clock=context.clock,
             metrics=instruments.metrics.merging,
         )
+    coordinator = join(context, moved, control, config, restored, evidence, revoked, contributors)
 
     def on_step(line: StepLine | None, batch: Sequence[RolloutGroup]) -> None:
         for thread in writers:

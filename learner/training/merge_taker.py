@@ -73,6 +73,8 @@ class MergeTaker:
             config.local_steps,
             self._capacity_groups,
             member_timeout_s=config.member_timeout_s,
+            quorum=config.quorum,
+            max_staleness_versions=run.max_staleness_versions,
             restart_wait_s=config.restart_wait_s,
         )
         if rules.most_contributors == 0:
