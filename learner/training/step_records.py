@@ -92,12 +92,6 @@ class StepRecords:
         for group in groups:
             self._intake.report(GroupVerdict(group.group_id, Verdict.SUSPECT, NOT_FINITE), group.sampler_id)
 
-    def consume(self, groups: Sequence[RolloutGroup]) -> None:
-        """Consume groups that taught nothing, without a step."""
-        for group in groups:
-            verdict = GroupVerdict(group.group_id, Verdict.UNINFORMATIVE, UNINFORMATIVE)
-            self._intake.report(verdict, group.sampler_id)
-
     async def _weigh_evidence(self, taken: StepTaken, batch: Sequence[RolloutGroup]) -> None:
         """Note what the groups show of their samplers; quarantine and release."""
         quarantined = frozenset(self._drain.quarantined)
@@ -124,7 +118,9 @@ class StepRecords:
 
     def _pass_over(self, line: StepLine, batch: Sequence[RolloutGroup]) -> None:
         """Consume a batch that taught nothing, without a step."""
-        self.consume(batch)
+        for group in batch:
+            verdict = GroupVerdict(group.group_id, Verdict.UNINFORMATIVE, UNINFORMATIVE)
+            self._intake.report(verdict, group.sampler_id)
         self._metrics.uninformative_batches.inc()
         self._metrics.show_batch(line)
         if self._evidence.idle_batches % IDLE_BATCHES_A_SAMPLE == 1:
