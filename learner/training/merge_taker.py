@@ -31,6 +31,7 @@ from node.clients.rollouts.rollout_drain import RolloutDrain
 from node.errors import StartupError
 from node.values.contribution import MergeTerms
 from node.values.groups.rollout import RolloutGroup
+from node.values.groups.verdict import Verdict
 from node.values.run import RunSettings
 from node.wire.rollouts import source_of
 
@@ -225,9 +226,9 @@ class MergeTaker:
             logger.error("merged changes grow as in divergence: the outer rate is lowered", extra=about)
 
     def _end_round(self, handed_in: list[HandedIn], groups: dict[str, RolloutGroup]) -> None:
-        """Answer contributors, and refuse groups of which no gradient was finite."""
+        """Answer contributors, and consume groups of which no gradient was finite."""
         not_finite = [groups[g.group_id] for one in handed_in for g in one.report.not_finite]
-        self._records.refuse(not_finite)
+        self._records.refuse(not_finite, verdict=Verdict.UNINFORMATIVE)
         for one in handed_in:
             self._deals.consumed(one.contributor, one.group_ids)
             merged = replace(one.contributed, version=self._state.version)

@@ -87,10 +87,14 @@ class StepRecords:
             await self._write_down(taken.line, batch, journal_s=journal_s)
         return True
 
-    def refuse(self, groups: Sequence[RolloutGroup]) -> None:
-        """Refuse groups whose gradient was not finite."""
+    def refuse(self, groups: Sequence[RolloutGroup], *, verdict: Verdict = Verdict.SUSPECT) -> None:
+        """Refuse groups whose gradient was not finite.
+
+        Args:
+            verdict: UNINFORMATIVE where only a contributor says so, whose word is held against no sampler.
+        """
         for group in groups:
-            self._intake.report(GroupVerdict(group.group_id, Verdict.SUSPECT, NOT_FINITE), group.sampler_id)
+            self._intake.report(GroupVerdict(group.group_id, verdict, NOT_FINITE), group.sampler_id)
 
     async def _weigh_evidence(self, taken: StepTaken, batch: Sequence[RolloutGroup]) -> None:
         """Note what the groups show of their samplers; quarantine and release."""

@@ -302,6 +302,22 @@ async def test_groups_that_taught_nothing_are_consumed_by_a_verdict_and_make_no_
             assert (teaching.groups, teaching.uninformative_groups, teaching.idle_s) == (4, 2, 0.0)
 
 
+async def test_a_contributors_word_that_a_gradient_was_not_finite_is_held_against_no_sampler(
+    start: Start, model_dir: Path
+) -> None:
+    async with start(merge=EXACT) as merging:
+        await served(merging)
+        async with contributor(merging, model_dir, "a") as a:
+            await merging.give("1.1", "2.1")
+            report = json.loads(a.trained([await a.batch(BATCH)])[0].contribution.report)
+            report["not_finite"] = report["steps"].pop()["groups"]
+            await a.say(*a.contribution(json.dumps(report).encode(), b""))
+            assert (await a.heard_of("answer")).merged_version == 0
+            hub = merging.hub
+            told = [Verdict.ACCEPTED, Verdict.UNINFORMATIVE]
+            await hub.wait_until(lambda: hub.verdicts_of("1.1") == hub.verdicts_of("2.1") == told)
+
+
 async def test_rounds_of_solved_groups_alone_end_a_run_at_its_goal(start: Start, model_dir: Path) -> None:
     async with start(merge=EXACT, stop_at_reward=1.0, stop_window_versions=2) as merging:
         await served(merging)
