@@ -331,6 +331,59 @@ async def test_rounds_of_solved_groups_alone_end_a_run_at_its_goal(start: Start,
             await until(lambda: bool(merging.state.completion))
 
 
+async def test_the_median_of_three_is_what_two_of_them_say(start: Start, model_dir: Path) -> None:
+    async with start(merge=EXACT | {"combine": "median"}) as merging:
+        await served(merging)
+        before = {name: one.detach().clone() for name, one in merging.policy.parameters.items()}
+        async with (
+            contributor(merging, model_dir, "a", credit=BATCH) as a,
+            contributor(merging, model_dir, "b", credit=BATCH) as b,
+            contributor(merging, model_dir, "liar", credit=BATCH) as liar,
+        ):
+            await merging.give("1.1", "2.1", "3.1", "4.1", "5.1", "6.1")
+            for one, change in ((a, 1e-2), (liar, -1e-2), (b, 2e-2)):
+                one.trained([await one.batch(BATCH)])
+                await one.say(
+                    *one.instead({name: torch.full_like(at, change) for name, at in before.items()})
+                )
+            for one in (a, b, liar):
+                assert (await one.heard_of("answer")).merged_version == 1
+        for name, now in merging.policy.parameters.items():
+            torch.testing.assert_close(now.detach(), before[name] + 1e-2)
+
+
+async def test_a_contribution_that_waits_at_a_checkpoint_is_in_the_version_after_it(
+    start: Start, model_dir: Path
+) -> None:
+    async with start(merge=EXACT) as merging:
+        await served(merging)
+        async with contributor(merging, model_dir, "a") as a:
+            await merging.give("1.1", "2.1")
+            await a.say(*a.trained([await a.batch(BATCH)]))
+            await a.heard_of("answer")
+            async with contributor(merging, model_dir, "b", credit=BATCH) as b:
+                await merging.give("3.1", "4.1", "5.1", "6.1", version=1)
+                await b.batch(BATCH)
+                held = [group.group_id for group in await a.batch(BATCH)]
+                sent = a.trained([list(a.held.values())])
+                await a.say(*sent)
+                await until(lambda: (merging.shown("held_payload_bytes") or 0) > 0)
+    async with start(merge=EXACT | {"restart_wait_s": 2.0}) as again:
+        await served(again)
+        assert (again.loop.version, again.state.restart.replayed_steps) == (1, 0)
+        a.running = b.running = again
+        await a.connect(held)
+        await b.connect()
+        await a.say(*sent)
+        b.version = 1
+        await b.say(*b.trained([list(b.held.values())]))
+        for one in (a, b):
+            assert (await one.heard_of("answer")).merged_version == 2
+            await one.disconnect()
+        await until(lambda: len(again.hub.records) == 2)
+        assert sorted(again.hub.trained_group_ids) == [f"{number}.1" for number in range(1, 7)]
+
+
 async def test_norms_that_grow_lower_the_rate_for_good_and_a_restart_replays_it(
     start: Start, model_dir: Path, tmp_path: Path
 ) -> None:
