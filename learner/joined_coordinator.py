@@ -5,6 +5,7 @@ import random
 from grpc.aio import Channel
 
 from learner.config import LearnerConfig
+from learner.merging.contributor_streams import ContributorStreams
 from learner.operator_orders import recent_changes
 from learner.restored_learner import RestoredLearner
 from learner.training.evidence import Evidence
@@ -59,11 +60,13 @@ def join(
     restored: RestoredLearner,
     evidence: Evidence,
     revoked: RevocationCopy | None = None,
+    contributors: ContributorStreams | None = None,
 ) -> JoinedCoordinator:
     """Prepare to join; the coordinator's ``membership`` does, once it is run.
 
     Args:
         revoked: of a learner that serves contributors: who is shut out, as the coordinator says.
+        contributors: those that it merges.
     """
     context, policy, state = link.context, restored.policy, restored.state
     rules = TextRules.of(config.model_dir)
@@ -89,6 +92,7 @@ def join(
         best_version=lambda: state.best_version,
         changes=lambda: recent_changes(state.progress, now=context.clock.now()),
         revocations=lambda: None if revoked is None else revoked.saved,
+        version_groups=lambda: 0 if contributors is None else contributors.version_groups,
     )
     notices = Notices() if revoked is None else Notices(revocations=revoked.learn)
     membership = link.membership(member, reports=reports, notices=notices)

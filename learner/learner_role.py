@@ -97,7 +97,6 @@ async def build(context: RoleContext) -> list[Service]:
         score=None if scorer is None else scorer.score,
     )
     revoked = None if config.merge is None else RevocationCopy(context.state_dir / REVOCATION_COPY)
-    coordinator = join(link, config, restored, evidence, revoked)
     buffer = BatchBuffer(capacity_groups=config.buffer_groups)
     drain = _drain(link.dial(Purpose.ROLLOUTS), buffer, config, restored, instruments)
     contributors = None
@@ -109,6 +108,7 @@ async def build(context: RoleContext) -> list[Service]:
             clock=context.clock,
             metrics=instruments.metrics.merging,
         )
+    coordinator = join(link, config, restored, evidence, revoked, contributors)
 
     def on_step(line: StepLine | None, batch: Sequence[RolloutGroup]) -> None:
         for thread in writers:

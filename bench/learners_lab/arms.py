@@ -97,7 +97,7 @@ class Outcome:
     norm_growth: float
     """Norm of the merged changes in the last quarter of the rounds over the first's, median of seeds."""
     alarms: int
-    """Seeds in which ``GrowthAlarm`` came on."""
+    """Seeds in which norms grew as in divergence."""
 
     @property
     def key(self) -> str:

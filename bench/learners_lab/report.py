@@ -36,7 +36,7 @@ table of logits with a sparse reward, {safes} groups; *sorting*, a two-layer lan
 groups. Both are tiny beside a real model: methods are compared, not predicted.
 
 Differences are to one learner, in points of score, on the same {seeds} seeds; the intervals of one table hold
-together with a confidence of {confidence:.0%}. *Alarm*: seeds in which `GrowthAlarm` came on.
+together with a confidence of {confidence:.0%}. *Alarm*: seeds in which norms grew as in divergence.
 
 *Sent* is what one learner hands in during the run, in bytes for each entry of the model; *fewer* compares it
 with steps in step at float32. *Hours* are computed, not measured: a model of {millions:.0f} million entries,

@@ -25,7 +25,7 @@ from bench.staleness_lab.tasks import Task
 from learner.merging.formulas.fragments import Fragments
 from learner.merging.formulas.outer_step import mean_change, outer_step
 from learner.merging.formulas.overlap import rebased
-from learner.merging.formulas.stability import GrowthAlarm
+from learner.merging.formulas.stability import NORMS_KEPT, grows
 from learner.merging.merge_settings import MergeSettings
 
 EVALUATIONS: Final = 20
@@ -69,8 +69,7 @@ def simulate(cell: Cell, task: Task) -> Outcome:
 
 
 def _alarms(norms: np.ndarray[tuple[int], np.dtype[np.float64]]) -> bool:
-    alarm = GrowthAlarm()
-    return any([alarm.observe(float(norm)) for norm in norms])
+    return any(grows(norms[max(0, end - NORMS_KEPT) : end].tolist()) for end in range(len(norms) + 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,8 @@ class Observed:
     """KL(behaviour || learner), mean over its tokens."""
     ages: tuple[tuple[int, float], ...]
     """Staleness in versions and the share of the group's tokens that have it; shares add up to 1."""
+    said_by: str = ""
+    """The contributor that measured it; empty: this learner did."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ words of earlier versions quarantines nobody for it: it scores drawn groups by t
     suspected    beyond SUSPECT_NATS by SPREADS standard errors, too far from the learner or too near to it;
                  its groups are scored again
     beyond       the same of the threshold, on enough groups, or by GROSS_SPREADS on a few; too far only.
-                 Quarantined where the learner has no words to ask
+                 Quarantined where the learner has no words to ask; where contributors measure, if two of them
+                 find it, each by its own groups alone, so that no one shuts an honest sampler out
     quarantined  its groups are refused, but for a probe now and then, which is trained on so that it can be
                  measured
     released     the mean of its last probes is within the threshold
@@ -28,7 +29,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from learner.intake.divergence_panel import DivergencePanel, Estimate, Observed
+from learner.intake.divergence_panel import HALF_LIFE_STEPS, DivergencePanel, Estimate, Observed
 from learner.intake.named_versions import NamedVersions, Scored
 from node.values.limits import PROBE_S
 
@@ -85,6 +86,10 @@ class SamplerMismatches:
         self._threshold_nats = threshold_nats
         self.panel = DivergencePanel()
         """The evidence."""
+        self._by_contributor: dict[str, DivergencePanel] = {}
+        """The evidence of each that was heard of within a half-life."""
+        self._heard: dict[str, int] = {}
+        self._steps = 0
         self._named = named if threshold_nats < math.inf else None
         self._unmeasured: set[str] = set()
         self._probes: dict[str, deque[float]] = {}
@@ -121,6 +126,8 @@ class SamplerMismatches:
                 if self._named is None:
                     self._add_probe(group.sampler_id, self._beyond_drift(group))
         self.panel.observe(fleet)
+        if self._threshold_nats < math.inf:
+            self._hear_contributors(fleet)
         beyond, suspected = {}, set()
         for name in {group.sampler_id for group in fleet}:
             estimate = self.panel.mismatch(name)
@@ -131,7 +138,7 @@ class SamplerMismatches:
             if self._is_suspect(estimate):
                 suspected.add(name)
             is_asked = self._named is not None and not self._named.is_out_of_reach(name)
-            if not is_asked and self._is_beyond(name, estimate):
+            if not is_asked and self._are_agreed(name):
                 beyond[name] = estimate
         self._unmeasured.intersection_update(self.panel.samplers())
         for name in beyond:
@@ -196,7 +203,8 @@ class SamplerMismatches:
 
     def _shut_out(self, name: str) -> None:
         """Forget what a sampler's groups showed: they say nothing of what age costs."""
-        self.panel.forget(name)
+        for panel in (self.panel, *self._by_contributor.values()):
+            panel.forget(name)
         if self._named is not None:
             self._named.forget(name)
 
@@ -207,10 +215,25 @@ class SamplerMismatches:
         least_nats = min(SUSPECT_NATS, self._threshold_nats)
         return abs(estimate.nats) - SPREADS * estimate.error_nats > least_nats
 
-    def _is_beyond(self, sampler_id: str, estimate: Estimate) -> bool:
+    def _hear_contributors(self, groups: Sequence[Observed]) -> None:
+        self._steps += 1
+        for name in sorted({group.said_by for group in groups if group.said_by}):
+            panel = self._by_contributor.setdefault(name, DivergencePanel())
+            panel.observe([group for group in groups if group.said_by == name])
+            self._heard[name] = self._steps
+        for name in [one for one, step in self._heard.items() if self._steps - step > HALF_LIFE_STEPS]:
+            del self._heard[name], self._by_contributor[name]
+
+    def _are_agreed(self, sampler_id: str) -> bool:
+        """Whether those who must say that a sampler is beyond do: two, or the only one there is."""
+        panels = tuple(self._by_contributor.values()) or (self.panel,)
+        return sum(self._is_beyond(sampler_id, panel) for panel in panels) >= min(2, len(panels))
+
+    def _is_beyond(self, sampler_id: str, panel: DivergencePanel) -> bool:
+        estimate = panel.mismatch(sampler_id)
         # Groups fade by some hundredths from step to step: hence round.
-        groups = round(self.panel.groups(sampler_id))
-        is_enough = round(self.panel.fresh_groups(sampler_id)) >= LEAST_FRESH_GROUPS or groups >= LEAST_GROUPS
+        groups = round(panel.groups(sampler_id))
+        is_enough = round(panel.fresh_groups(sampler_id)) >= LEAST_FRESH_GROUPS or groups >= LEAST_GROUPS
         if not is_enough and groups < GROSS_GROUPS:
             return False
         spreads = SPREADS if is_enough else GROSS_SPREADS

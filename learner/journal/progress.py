@@ -1,13 +1,14 @@
 """The state of training apart from the tensors, and how each entry of the journal moves it on; pure."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Final
 
 from learner.intake.trained_slots import TrainedSlots
 from learner.merging.contribution import Contributed
+from learner.merging.outer_rates import OuterRates
 from learner.objective.entropy_switch import EntropySwitch
 from learner.step_log import RollbackLine, StepLine
 from node.values.evaluation import EvaluationNotice
@@ -79,6 +80,8 @@ class StepEntry:
     """How many at the end of the random state are the CUDA device's; 0: the step was not taken on one."""
     contributed: tuple[Contributed, ...] = ()
     """Contributions that the step merged, whose rows are beside the entry; none: a step on groups."""
+    outer_rates: OuterRates = field(default_factory=OuterRates)
+    """After the merge."""
 
     @property
     def version(self) -> int:
@@ -133,6 +136,8 @@ class Progress:
     """Changes of settings, the newest last; at most ``CHANGES_KEPT``."""
     contributed: tuple[Contributed, ...] = ()
     """The newest contribution of each contributor that was merged; at most ``CONTRIBUTORS_KEPT``."""
+    outer_rates: OuterRates = field(default_factory=OuterRates)
+    """Rates of the next merge."""
 
     @property
     def oldest_usable_version(self) -> int:
@@ -161,9 +166,8 @@ class Progress:
 
     def changed_by(self, settings: Mapping[str, object]) -> dict[str, tuple[str, str]]:
         """Return the settings that differ from the newest step's: what each was and is, as JSON has it."""
-        known = self.settings.keys() & settings.keys()
-        texts = {key: (_text(self.settings[key]), _text(settings[key])) for key in sorted(known)}
-        return {key: (was, is_now) for key, (was, is_now) in texts.items() if was != is_now}
+        texts = ((key, _text(was), _text(is_now)) for key, was, is_now in _both(self.settings, settings))
+        return {key: (was, is_now) for key, was, is_now in texts if was != is_now}
 
     def rolled_back(
         self,
@@ -188,6 +192,7 @@ class Progress:
             unacknowledged=(*unacknowledged, StepRecord(version, (), (), line.restored_version)),
             recent_rewards=(),
             entropy_switch=EntropySwitch(),
+            outer_rates=self.outer_rates.rolled_back(),
             rollback=Rollback(order, version, line.restored_version, line.at_s, ordered_at_s),
         )
 
@@ -223,6 +228,7 @@ class Progress:
             settings=entry.settings,
             changes=(*self.changes, *changes)[-CHANGES_KEPT:],
             contributed=_newest(self.contributed, entry),
+            outer_rates=entry.outer_rates,
         )
 
 
@@ -230,6 +236,18 @@ def _newest(known: tuple[Contributed, ...], entry: StepEntry) -> tuple[Contribut
     now = {one.contributor: replace(one, version=entry.version) for one in entry.contributed}
     others = [one for one in known if one.contributor not in now]
     return (*others, *now.values())[-CONTRIBUTORS_KEPT:]
+
+
+def _both(
+    was: Mapping[str, object], is_now: Mapping[str, object], *, table: str = ""
+) -> Iterator[tuple[str, object, object]]:
+    """Yield the keys that both have, with both values; those of a table, if both have the same in it."""
+    for key in sorted(was.keys() & is_now.keys()):
+        one, other = was[key], is_now[key]
+        if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+            yield from _both(one, other, table=f"{table}{key}.")
+        else:
+            yield table + key, one, other
 
 
 def _text(value: object) -> str:

@@ -35,10 +35,6 @@ class ContributionReport:
     """Euclidean norm of the change."""
 
     @property
-    def tokens(self) -> int:
-        return sum(step.numbers.tokens for step in self.steps)
-
-    @property
     def groups(self) -> Iterator[TrainedGroup]:
         """All groups, in order: those of the steps first."""
         for step in self.steps:

@@ -109,6 +109,11 @@ class ContributorStreams:
         self.returned: list[RolloutGroup] = []
         """Groups that a contributor which has started again no longer holds, to be dealt again."""
 
+    @property
+    def version_groups(self) -> int:
+        """As ``Deals.version_groups``; 0: nothing is dealt yet."""
+        return 0 if self._deals is None else self._deals.version_groups
+
     def begin(
         self,
         deals: Deals,

@@ -9,6 +9,7 @@ nobody else has: after a restart of the learner, that is how its groups are foun
 hold its share of the room, so that neither a slow nor a greedy one keeps the others from theirs.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -44,6 +45,9 @@ class DealRules:
     capacity_groups: int
     """Groups that the learner holds at most, those dealt among them."""
     member_timeout_s: float
+    quorum: float
+    """Share of the contributors that a merge waits for."""
+    max_staleness_versions: int
     restart_wait_s: float
     """After its start the learner deals nothing for so long: contributors say what they hold."""
 
@@ -77,6 +81,18 @@ class Deals:
     def held_groups(self) -> int:
         """Groups that are with contributors, or in contributions."""
         return sum(len(hand.held) + len(hand.handed_in) for hand in self._hands.values())
+
+    @property
+    def version_groups(self) -> int:
+        """Groups that a version consumes with the contributors that are there, as leases go by it.
+
+        Those of a quorum, which is the least, so that no group grows too stale behind the others; but so many
+        that within the bound on staleness there are a contribution's groups for everybody, since contributors
+        with a part each would wait for each other.
+        """
+        present = max(1, len(self._hands))
+        of_everybody = math.ceil(present / (self._rules.max_staleness_versions + 1))
+        return max(math.ceil(self._rules.quorum * present), of_everybody) * self._rules.hand_groups
 
     def connect(
         self,

@@ -1,18 +1,19 @@
 """A contribution as it was handed in, and as the learner's journal keeps it.
 
-header    a line of JSON: contributor, number, base_version | the report, as it came
+header    a line of JSON: contributor, number, base_version, tokens | the report, as it came
 columns   payload
 """
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, Self
 
 import blake3
 
 from learner.merging.contribution import Contributed, ContributionReport, LocalStep
+from learner.merging.formulas.outer_step import Worked
 from learner.step_numbers import BatchFigures, StepNumbers
 from node.values.groups.rollout import EncodedGroup, RolloutGroup
 from node.values.merging import ContributionHead
@@ -35,11 +36,23 @@ class HandedIn:
     """Empty: its groups taught nothing, and there is no change."""
     digest: bytes
     """A digest of report and payload; see ``digest_of``."""
+    tokens: int = 0
+    """Drawn tokens of the groups of its steps, as the learner counts them; 0: it has not yet."""
 
     @property
     def group_ids(self) -> tuple[str, ...]:
         """All groups that it consumed."""
         return tuple(group.group_id for group in self.report.groups)
+
+    @property
+    def worked(self) -> Worked:
+        """The work behind it, for its weight."""
+        trained = sum(len(step.groups) for step in self.report.steps)
+        return Worked(trained, self.tokens, groups=len(self.group_ids))
+
+    def counted(self, groups: Mapping[str, RolloutGroup]) -> Self:
+        """Return it with its tokens counted in its groups, which are given as they were dealt."""
+        return replace(self, tokens=sum(_drawn(step, groups) for step in self.report.steps))
 
     @property
     def contributed(self) -> Contributed:
@@ -48,7 +61,7 @@ class HandedIn:
 
     def journalled(self) -> EncodedGroup:
         """Return it as a row of the journal."""
-        about = {name: getattr(self, name) for name in ("contributor", "number", "base_version")}
+        about = {name: getattr(self, name) for name in ("contributor", "number", "base_version", "tokens")}
         return EncodedGroup(json.dumps(about).encode() + b"\n" + self.report_json, self.payload)
 
     @classmethod
@@ -58,7 +71,7 @@ class HandedIn:
         told = json.loads(about)
         digest = payload_digest(row.columns)
         head = ContributionHead(told["number"], told["base_version"], report, len(row.columns), digest)
-        return cls.of(told["contributor"], head, row.columns)
+        return replace(cls.of(told["contributor"], head, row.columns), tokens=told["tokens"])
 
     @classmethod
     def of(cls, contributor: str, header: ContributionHead, payload: bytes) -> Self:
@@ -99,11 +112,7 @@ def report_objection(one: HandedIn, groups: Mapping[str, RolloutGroup], *, versi
         numbers, kl_nats = step.numbers, step.kl_nats_of_groups
         if not step.groups or len(kl_nats) != len(step.groups):
             return f"a step with {len(step.groups)} groups and {len(kl_nats)} divergences"
-        drawn = sum(
-            completion.drawn_tokens
-            for group in step.groups
-            for completion in groups[group.group_id].completions
-        )
+        drawn = _drawn(step, groups)
         if not 0 < numbers.tokens <= drawn or not 0 < numbers.teaching_groups <= len(step.groups):
             return (
                 f"a step on {numbers.tokens} tokens of {drawn}, which {numbers.teaching_groups} of "
@@ -116,9 +125,9 @@ def report_objection(one: HandedIn, groups: Mapping[str, RolloutGroup], *, versi
     return ""
 
 
-def all_steps(handed_in: Sequence[HandedIn]) -> Iterator[LocalStep]:
-    """Yield the steps of contributions, in order."""
-    return (step for one in handed_in for step in one.report.steps)
+def _drawn(step: LocalStep, groups: Mapping[str, RolloutGroup]) -> int:
+    completions = (one for group in step.groups for one in groups[group.group_id].completions)
+    return sum(completion.drawn_tokens for completion in completions)
 
 
 def merged_numbers(steps: Sequence[LocalStep], batch: BatchFigures) -> StepNumbers:

@@ -13,12 +13,14 @@ class MergeMetrics:
         self.held_payload_bytes = new.gauge(
             "held_payload_bytes", "Payloads of contributions that wait for a merge."
         )
-        self.outer_rate = new.unknown("outer_rate", "Outer learning rate of the newest merge.")
+        self.outer_rate = new.unknown("outer_rate", "Outer learning rate of the next merge.")
         self.change_norm = new.gauge(
             "change_norm", "Norm of the newest change of a contributor.", "contributor"
         )
         self.merged_norm = new.unknown("merged_norm", "Norm of the mean change of the newest merge.")
-        self.diverges = new.gauge("merges_diverge", "1: merged changes grow as in divergence.")
+        self.diverges = new.gauge(
+            "merges_diverge", "1: merged changes grew as in divergence, and the rate is lowered."
+        )
         self.contributions = new.counter(
             "contributions",
             "Contributions by what became of them: merged, empty, late, groups, broken, norm.",

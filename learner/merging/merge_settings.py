@@ -21,6 +21,7 @@ from learner.merging.formulas.stability import Overlap, largest_stable_contracti
 Method = Literal[
     "in_step", "diloco", "streaming", "eager", "decoupled", "dilocox", "parablock", "word_changes"
 ]
+Combine = Literal["mean", "median", "trimmed_mean"]
 Compression = Literal["full", "four_bit", "low_rank", "largest", "word_changes"]
 
 _METHODS: Final[dict[str, dict[str, Any]]] = {
@@ -115,6 +116,11 @@ class MergeSettings(BaseModel):
     weighting: Literal["groups", "tokens"] = "groups"
     """Measure of a contribution's weight: its groups, or tokens squared over steps."""
 
+    combine: Combine = "mean"
+    """How the changes of a round are made one, entry by entry: the mean by weight, the median, or the mean
+    without the least and the largest quarter. The last two take every contribution alike, so that one which
+    lies moves a version no further than the others differ; with fewer than three they are the mean."""
+
     largest_norm_ratio: float = Field(default=10.0, gt=1)
     """A change whose norm is so many times the median of the others' is refused, where there are three."""
 
@@ -135,6 +141,11 @@ class MergeSettings(BaseModel):
             raise ValueError(
                 f"late_rounds is {self.late_rounds}, and word_changes are coded against the words of one "
                 "version; set late_rounds = 0 or another compression"
+            )
+        if self.combine != "mean" and self.compression in ("largest", "word_changes"):
+            raise ValueError(
+                f"combine is {self.combine}, and {self.compression} leaves most entries of a change 0, which "
+                "would be all that is merged; set combine to mean or another compression"
             )
         rate, beta, overlap = self.outer_rate, self.outer_momentum, self.overlap
         contraction = largest_stable_contraction(rate, beta, overlap=overlap)

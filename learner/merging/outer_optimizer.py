@@ -1,11 +1,14 @@
-"""The outer optimizer: moves masters by the mean change of a merge, in place of AdamW by a gradient.
+"""The outer optimizer: moves masters by the change of a merge, in place of AdamW by a gradient.
 
 A torch Optimizer over the same parameters: what waits for its steps, copies its state into checkpoints and
 forgets it at a rollback needs to know no more of it.
 """
 
-from collections.abc import Mapping, Sequence
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -13,7 +16,7 @@ from torch import Tensor
 
 from learner.merging.changes.coder import Shapes, decode_tensors
 from learner.merging.changes.word_changes import WordsBefore
-from learner.merging.formulas.outer_step import mean_change, outer_step, weights_of
+from learner.merging.formulas.outer_step import combined, outer_step, weights_of
 from learner.merging.handed_in import HandedIn
 from learner.merging.merge_settings import MergeSettings
 
@@ -35,14 +38,16 @@ class OuterOptimizer(torch.optim.Optimizer):
         super().__init__(list(parameters.values()), {"lr": 1.0, "momentum": 0.0})
         self._parameters = parameters
         self.newest_norm = 0.0
-        """Euclidean norm of the newest mean change."""
+        """Euclidean norm of the newest change."""
         self.changes: Mapping[str, Tensor] = {}
-        """Mean change of each tensor that the next step moves; float64."""
+        """Change of each tensor that the next step moves; float64."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # it has no loss to compute
         """Move the parameters by ``changes``."""
         rate, beta = self.param_groups[0]["lr"], self.param_groups[0]["momentum"]
+        if not beta:
+            self.state.clear()
         for name, change in self.changes.items():
             parameter = self._parameters[name]
             state = self.state[parameter] if beta else {}
@@ -53,7 +58,7 @@ class OuterOptimizer(torch.optim.Optimizer):
         self.changes = {}
 
     def merge(self, inputs: MergeInputs, words_before: WordsBefore) -> None:
-        """Move the parameters by the mean of some contributions.
+        """Move the parameters by some contributions.
 
         Args:
             words_before: the version that is moved on.
@@ -61,7 +66,7 @@ class OuterOptimizer(torch.optim.Optimizer):
             ValueError: a payload is broken; nothing has changed.
         """
         shapes = {name: parameter.shape for name, parameter in self._parameters.items()}
-        self.changes = mean_changes(inputs, shapes, words_before=words_before)
+        self.changes = merged_changes(inputs, shapes, words_before=words_before)
         self.newest_norm = sum(float(one.square().sum()) for one in self.changes.values()) ** 0.5
         of_merge = {"lr": inputs.settings.outer_rate, "momentum": inputs.settings.outer_momentum}
         for group in self.param_groups:
@@ -69,29 +74,37 @@ class OuterOptimizer(torch.optim.Optimizer):
         self.step()
 
 
-def mean_changes(inputs: MergeInputs, shapes: Shapes, *, words_before: WordsBefore) -> dict[str, Tensor]:
-    """Return the weighted mean of each tensor's change, over the contributions that have one; float64.
+def merged_changes(inputs: MergeInputs, shapes: Shapes, *, words_before: WordsBefore) -> dict[str, Tensor]:
+    """Return what the contributions that have it make of each tensor's change; float64.
 
-    One contribution is decoded at a time, a tensor at a time: memory for one mean and a tensor.
+    They are decoded side by side: memory for the result and two tensors of each contribution.
 
     Raises:
         ValueError: a payload is broken.
     """
-    weights = weights_of([one.report for one in inputs.handed_in], inputs.settings.weighting)
-    means: dict[str, Tensor] = {}
-    shares: dict[str, float] = {}
-    for one, weight in zip(inputs.handed_in, weights, strict=True):
-        if not one.payload:
-            continue
-        for name, change in decode_tensors(one.payload, inputs.settings, shapes, words_before=words_before):
-            before = [(1.0, means[name])] if name in means else []
-            means[name] = mean_change([*before, (weight, change)])
-            shares[name] = shares.get(name, 0.0) + weight
-    whole = max(shares.values(), default=1.0)
-    for name, share in shares.items():
-        if share != whole:  # contributions of other fragments say nothing of it
-            means[name] /= share
-    return means
+    settings = inputs.settings
+    weights = weights_of([one.worked for one in inputs.handed_in], settings.weighting)
+    coded = [
+        (one.payload, weight) for one, weight in zip(inputs.handed_in, weights, strict=True) if one.payload
+    ]
+    names = sorted(shapes)
+    if settings.compression == "word_changes":
+        names = [span.name for span in words_before.layout.tensors]
+    place = {name: number for number, name in enumerate(names)}
+
+    def decoded(payload: bytes, weight: float) -> Iterator[tuple[str, float, Tensor]]:
+        for name, change in decode_tensors(payload, settings, shapes, words_before=words_before):
+            yield name, weight, change
+
+    in_order = heapq.merge(*(decoded(*one) for one in coded), key=lambda one: place[one[0]])
+    merged = {}
+    for name, of_tensor in groupby(in_order, key=itemgetter(0)):
+        changes = [(weight, change) for _, weight, change in of_tensor]
+        if len(changes) < len(coded):  # contributions of other fragments say nothing of it
+            share = sum(weight for weight, _ in changes)
+            changes = [(weight / share, change) for weight, change in changes]
+        merged[name] = combined(changes, settings.combine)
+    return merged
 
 
 def norm_of_change(

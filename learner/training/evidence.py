@@ -111,7 +111,7 @@ class Evidence:
         self, taken: StepTaken, batch: Sequence[RolloutGroup], *, quarantined: Collection[str]
     ) -> Found:
         observed, line = taken.observed, taken.line
-        self._add_teaching(line, groups=len(observed))
+        self._add_teaching(line, groups=len(line.groups))
         now = self._clock.monotonic()
         found = self.mismatches.observe(observed, quarantined=quarantined, now=now)
         self._show_drift(tokens=line.numbers.tokens / sum(len(group.completions) for group in batch))

@@ -16,7 +16,6 @@ from learner.intake.batch_buffer import BatchBuffer
 from learner.merging.changes.coder import change_limit_bytes
 from learner.merging.contributor_streams import ContributorStreams
 from learner.merging.deals import DealRules, Deals
-from learner.merging.formulas.stability import GrowthAlarm
 from learner.merging.handed_in import HandedIn, report_objection
 from learner.merging.outer_optimizer import norm_of_change
 from learner.merging.rounds import Added, Rounds, Unfit
@@ -25,12 +24,14 @@ from learner.step_settings import StepSettings
 from learner.training.coordinator import Coordinator
 from learner.training.group_intake import GroupIntake
 from learner.training.step_records import StepRecords
+from learner.training.step_taken import taught_nothing
 from learner.training.training_state import TrainingState
 from learner.training.work_thread import WorkThread
 from node.clients.rollouts.rollout_drain import RolloutDrain
 from node.errors import StartupError
 from node.values.contribution import MergeTerms
 from node.values.groups.rollout import RolloutGroup
+from node.values.groups.verdict import Verdict
 from node.values.run import RunSettings
 from node.wire.rollouts import source_of
 
@@ -73,6 +74,8 @@ class MergeTaker:
             config.local_steps,
             self._capacity_groups,
             member_timeout_s=config.member_timeout_s,
+            quorum=config.quorum,
+            max_staleness_versions=run.max_staleness_versions,
             restart_wait_s=config.restart_wait_s,
         )
         if rules.most_contributors == 0:
@@ -84,8 +87,8 @@ class MergeTaker:
             )
         now = self._clock.monotonic()
         self._deals, self._rounds = Deals(rules, now=now), Rounds(self._settings, now=now)
-        self._growth = GrowthAlarm()
         shapes = {name: one.shape for name, one in state.policy.parameters.items()}
+        self._show_rates()
         self._norm_of = partial(norm_of_change, settings=self._settings, shapes=shapes)
         streams.begin(
             self._deals,
@@ -150,7 +153,7 @@ class MergeTaker:
                 self._refuse(one, why, outcome="groups", takes_all=True)
                 continue
             groups = self._deals.hand_in(name, one.group_ids)
-            self._streams.waiting[name] = one
+            self._streams.waiting[name] = one = one.counted(groups)
             try:
                 if why := report_objection(one, groups, version=self._state.version):
                     raise ValueError(why)
@@ -203,26 +206,29 @@ class MergeTaker:
             trained = [groups[one.group_id] for one in taken.line.groups]
             if not await self._records.keep(taken, trained):
                 return False
+        if idle := [groups[told.group_id] for one in handed_in for told in one.report.uninformative]:
+            nothing = taught_nothing(idle, version=self._state.version, at_s=self._clock.now())
+            if not await self._records.keep(nothing, idle):
+                return False
         self._end_round(handed_in, groups)
         if is_version:
-            self._show(self._state.merged_norm)
+            self._show_rates()
         return is_version
 
-    def _show(self, norm: float) -> None:
-        """Show a merge that is durable."""
-        grows = self._growth.observe(norm)
-        self._metrics.outer_rate.set(self._settings.outer_rate)
-        self._metrics.merged_norm.set(norm)
-        self._metrics.diverges.set(grows)
-        if grows:
-            logger.error("merged changes grow as in divergence", extra={"norm": norm})
+    def _show_rates(self) -> None:
+        """Show the rates of the next merge, and what the newest one says of them."""
+        rates = self._state.progress.outer_rates
+        self._metrics.outer_rate.set(rates.of(self._settings).outer_rate)
+        self._metrics.merged_norm.set(rates.newest_norm)
+        self._metrics.diverges.set(rates.are_lowered(self._settings))
+        if rates.are_lowered(self._settings) and not rates.norms:
+            about = {"norm": rates.newest_norm, "outer_rate": rates.lowered}
+            logger.error("merged changes grow as in divergence: the outer rate is lowered", extra=about)
 
     def _end_round(self, handed_in: list[HandedIn], groups: dict[str, RolloutGroup]) -> None:
-        """Answer contributors, and tell what became of groups that moved nothing."""
-        taught_nothing = [groups[g.group_id] for one in handed_in for g in one.report.uninformative]
+        """Answer contributors, and consume groups of which no gradient was finite."""
         not_finite = [groups[g.group_id] for one in handed_in for g in one.report.not_finite]
-        self._records.consume(taught_nothing)
-        self._records.refuse(not_finite)
+        self._records.refuse(not_finite, verdict=Verdict.UNINFORMATIVE)
         for one in handed_in:
             self._deals.consumed(one.contributor, one.group_ids)
             merged = replace(one.contributed, version=self._state.version)

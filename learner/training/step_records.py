@@ -87,16 +87,14 @@ class StepRecords:
             await self._write_down(taken.line, batch, journal_s=journal_s)
         return True
 
-    def refuse(self, groups: Sequence[RolloutGroup]) -> None:
-        """Refuse groups whose gradient was not finite."""
-        for group in groups:
-            self._intake.report(GroupVerdict(group.group_id, Verdict.SUSPECT, NOT_FINITE), group.sampler_id)
+    def refuse(self, groups: Sequence[RolloutGroup], *, verdict: Verdict = Verdict.SUSPECT) -> None:
+        """Refuse groups whose gradient was not finite.
 
-    def consume(self, groups: Sequence[RolloutGroup]) -> None:
-        """Consume groups that taught nothing, without a step."""
+        Args:
+            verdict: UNINFORMATIVE where only a contributor says so, whose word is held against no sampler.
+        """
         for group in groups:
-            verdict = GroupVerdict(group.group_id, Verdict.UNINFORMATIVE, UNINFORMATIVE)
-            self._intake.report(verdict, group.sampler_id)
+            self._intake.report(GroupVerdict(group.group_id, verdict, NOT_FINITE), group.sampler_id)
 
     async def _weigh_evidence(self, taken: StepTaken, batch: Sequence[RolloutGroup]) -> None:
         """Note what the groups show of their samplers; quarantine and release."""
@@ -124,7 +122,9 @@ class StepRecords:
 
     def _pass_over(self, line: StepLine, batch: Sequence[RolloutGroup]) -> None:
         """Consume a batch that taught nothing, without a step."""
-        self.consume(batch)
+        for group in batch:
+            verdict = GroupVerdict(group.group_id, Verdict.UNINFORMATIVE, UNINFORMATIVE)
+            self._intake.report(verdict, group.sampler_id)
         self._metrics.uninformative_batches.inc()
         self._metrics.show_batch(line)
         if self._evidence.idle_batches % IDLE_BATCHES_A_SAMPLE == 1:

@@ -1,16 +1,17 @@
 """A step, or a merge, as it was taken: everything that must be durable before anybody is told."""
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from learner.intake.divergence_panel import Observed
-from learner.journal.progress import Entry, StepEntry
-from learner.merging.handed_in import HandedIn, all_steps, merged_numbers
+from learner.journal.progress import Entry, NewsEntry, StepEntry
+from learner.merging.handed_in import HandedIn, merged_numbers
 from learner.objective.entropy_switch import EntropySwitch
 from learner.step.step_inputs import token_ages
 from learner.step.train_step import StepOutcome
 from learner.step_log import StepLine, TrainedGroup
-from learner.step_numbers import BatchFigures
+from learner.step_numbers import BatchFigures, StepNumbers
 from node.values.groups.rollout import EncodedGroup, RolloutGroup
 from node.values.run import StepRecord
 
@@ -67,6 +68,32 @@ def observed_of(
     )
 
 
+def taught_nothing(batch: Sequence[RolloutGroup], *, version: int, at_s: float) -> StepTaken:
+    """Return what is to be told of groups that taught a contributor nothing.
+
+    Args:
+        version: of the learner, which stays.
+        at_s: Unix seconds.
+    """
+    numbers = StepNumbers(
+        batch=BatchFigures.of(batch, version=version),
+        teaching_groups=0,
+        tokens=sum(one.drawn_tokens for group in batch for one in group.completions),
+        gradient_norm=0.0,
+        learning_rate=0.0,
+        kl_nats=math.nan,
+        surprisal_nats=math.nan,
+        reference_kl_nats=None,
+        ess_ratio=math.nan,
+        clip_fraction=0.0,
+        truncated_fraction=None,
+        clamped_tokens=0,
+    )
+    groups = trained_of(batch, version=version)
+    line = StepLine(version=version, at_s=at_s, step_s=0.0, numbers=numbers, groups=groups)
+    return StepTaken(line, NewsEntry(line.reward_mean, best=None), b"", (), ())
+
+
 def trained_of(batch: Sequence[RolloutGroup], *, version: int) -> tuple[TrainedGroup, ...]:
     """Return the groups of a batch that the policy of ``version`` is trained on, for the step's line."""
     return tuple(TrainedGroup(one.group_id, one.sampler_id, version - one.oldest_version) for one in batch)
@@ -74,18 +101,21 @@ def trained_of(batch: Sequence[RolloutGroup], *, version: int) -> tuple[TrainedG
 
 def merged_outcome(
     handed_in: Sequence[HandedIn], groups: Mapping[str, RolloutGroup], *, version: int
-) -> tuple[list[RolloutGroup], StepOutcome]:
-    """Return the groups of contributions' steps, and these steps as one.
+) -> tuple[list[RolloutGroup], StepOutcome, tuple[Observed, ...]]:
+    """Return the groups of contributions' steps, these steps as one, and the divergences that they report.
 
     Args:
         groups: all of them, by id.
         version: of the learner before the merge.
     """
-    steps = list(all_steps(handed_in))
-    batch = [groups[group.group_id] for step in steps for group in step.groups]
-    return batch, StepOutcome(
-        is_finite=True,
-        loss=0.0,
-        kl_nats_of_groups=tuple(kl_nats for step in steps for kl_nats in step.kl_nats_of_groups),
-        numbers=merged_numbers(steps, BatchFigures.of(batch, version=version)),
+    steps = [(one.contributor, step) for one in handed_in for step in one.report.steps]
+    batch = [groups[group.group_id] for _, step in steps for group in step.groups]
+    said_by = [(name, nats) for name, step in steps for nats in step.kl_nats_of_groups]
+    numbers = merged_numbers([step for _, step in steps], BatchFigures.of(batch, version=version))
+    kl_nats = tuple(nats for _, nats in said_by)
+    observed = observed_of(batch, kl_nats, version=version)
+    return (
+        batch,
+        StepOutcome(is_finite=True, loss=0.0, kl_nats_of_groups=kl_nats, numbers=numbers),
+        tuple(replace(one, said_by=name) for one, (name, _) in zip(observed, said_by, strict=True)),
     )

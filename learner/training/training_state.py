@@ -75,8 +75,6 @@ class TrainingState:
         self._clock = clock
         self._published = published
         self._masters_wait_s = 0.0
-        self.merged_norm = 0.0
-        """Norm of the mean change of the newest merge."""
         self.master_access = MasterAccess(monotonic=clock.monotonic)
         """Closed to readers from the optimizer's step until ``hold`` names the version."""
         self.trainer = Trainer(
@@ -153,15 +151,13 @@ class TrainingState:
         """
         started_s, self._masters_wait_s = self._clock.monotonic(), 0.0
         random_state = RandomState.on(self.policy.device)
-        settings = StepSettings.of(self.config)
-        outcome = self.trainer.step(next_step(batch, settings, self.progress))
+        outcome = self.trainer.step(next_step(batch, StepSettings.of(self.config), self.progress))
         if not outcome.is_finite:
             return None
         if outcome.is_applied:
             self._check_finite("step", "learner.learning_rate")
         self._is_saved = not outcome.is_applied
-        step_s = self._clock.monotonic() - started_s
-        line = self._line(batch, outcome, step_s=step_s, groups_wait_s=groups_wait_s)
+        line = self._line(batch, outcome, started_s=started_s, groups_wait_s=groups_wait_s)
         observed = observed_of(batch, outcome.kl_nats_of_groups, version=self.version)
         if not outcome.is_applied:
             return StepTaken(line, NewsEntry(line.reward_mean, best=None), b"", (), observed)
@@ -188,16 +184,20 @@ class TrainingState:
             ValueError: a payload is broken; nothing has changed.
         """
         started_s, self._masters_wait_s = self._clock.monotonic(), 0.0
+        batch, outcome, observed = merged_outcome(handed_in, groups, version=self.version)
         assert self.config.merge is not None
-        batch, outcome = merged_outcome(handed_in, groups, version=self.version)
-        self.merged_norm = self.trainer.merge(MergeInputs(handed_in, self.config.merge.of_merge))
+        configured, rates = self.config.merge.of_merge, self.progress.outer_rates
+        inputs = MergeInputs(handed_in, rates.of(configured))
+        self._recorded_settings = self._recorded_settings | {"merge": inputs.settings.model_dump()}
+        norm = self.trainer.merge(inputs)
         self._check_finite("merge", "learner.merge.outer_rate")
         self._is_saved = False
-        step_s = self._clock.monotonic() - started_s
-        line = self._line(batch, outcome, step_s=step_s, groups_wait_s=groups_wait_s)
-        entry = self._entry(line, outcome.numbers, unacknowledged=unacknowledged)
-        entry = replace(entry, contributed=tuple(one.contributed for one in handed_in))
-        observed = observed_of(batch, outcome.kl_nats_of_groups, version=self.version)
+        line = self._line(batch, outcome, started_s=started_s, groups_wait_s=groups_wait_s)
+        entry = replace(
+            self._entry(line, outcome.numbers, unacknowledged=unacknowledged),
+            contributed=tuple(one.contributed for one in handed_in),
+            outer_rates=rates.after(norm, configured),
+        )
         return StepTaken(line, entry, b"", tuple(one.journalled() for one in handed_in), observed)
 
     def save(self, taken: StepTaken, evaluated: EvaluationNotice) -> float:
@@ -305,13 +305,13 @@ class TrainingState:
         return entry_of(line, switch, settings=self._recorded_settings, unacknowledged=unacknowledged)
 
     def _line(
-        self, batch: Sequence[RolloutGroup], outcome: StepOutcome, *, step_s: float, groups_wait_s: float
+        self, batch: Sequence[RolloutGroup], outcome: StepOutcome, *, started_s: float, groups_wait_s: float
     ) -> StepLine:
         is_step = outcome.is_applied
         return StepLine(
             version=self.version + is_step,
             at_s=self._clock.now(),
-            step_s=step_s,
+            step_s=self._clock.monotonic() - started_s,
             numbers=outcome.numbers,
             groups=trained_of(batch, version=self.version),
             groups_wait_s=groups_wait_s,

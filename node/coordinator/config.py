@@ -125,9 +125,9 @@ class CoordinatorConfig(BaseModel):
     buffer_groups: int = Field(default=256, ge=1, le=65_536)
     """Groups kept on disk until trained on. When full, samplers wait."""
     buffer_bytes: int = Field(default=2 << 30, ge=1 << 20, le=1 << 44)
-    """Size of those groups together, if that is reached first; one batch is always taken. A group takes 12 to
-    16 bytes a token: eight completions of 4096 tokens: half a MiB. The disk needs twice this, for
-    the ledger's -wal file."""
+    """Size of those groups together, if that is reached first; one batch, or what a merged version
+    consumes, is always taken. A group takes 12 to 16 bytes a token: eight completions of 4096 tokens:
+    half a MiB. The disk needs twice this, for the ledger's -wal file."""
     lease_ttl_s: float = Field(default=120.0, ge=1, le=86_400)
     """Time after the last heartbeat of its holder at which a lease ends. Shorter passes a dead sampler's
     prompts on sooner; shorter than a cut that samplers survive gives away prompts they will still answer."""

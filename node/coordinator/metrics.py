@@ -201,7 +201,7 @@ class CoordinatorMetrics:
         load = accounts.load()
         for state, n in accounts.slots.counts().items():
             self._slots.labels(state).set(n)
-        for bound, n in capacities(accounts.terms.bounds, load).items():
+        for bound, n in capacities(accounts.bounds, load).items():
             self._capacity.labels(bound).set(max(0, n))
         self._learner_version.set(load.version)
         self._spooled_bytes.set(load.untrained_bytes)

@@ -288,4 +288,128 @@ async def test_groups_that_taught_nothing_are_consumed_by_a_verdict_and_make_no_
             hub = merging.hub
             told = [Verdict.ACCEPTED, Verdict.UNINFORMATIVE]
             await hub.wait_until(lambda: hub.verdicts_of("1.1") == hub.verdicts_of("2.1") == told)
-        assert merging.loop.version == 0
+            assert merging.loop.version == 0
+            teaching = merging.evidence.teaching
+            assert teaching is not None
+            assert (teaching.groups, teaching.uninformative_groups, teaching.reward_mean) == (2, 2, 1.0)
+            assert merging.shown("uninformative_batches_total") == 1
+            await a.credit(BATCH)
+            await merging.give("3.1", "4.1")
+            await a.say(*a.trained([await a.batch(BATCH)]))
+            assert (await a.heard_of("answer")).merged_version == 1
+            teaching = merging.evidence.teaching
+            assert teaching is not None
+            assert (teaching.groups, teaching.uninformative_groups, teaching.idle_s) == (4, 2, 0.0)
+
+
+async def test_a_contributors_word_that_a_gradient_was_not_finite_is_held_against_no_sampler(
+    start: Start, model_dir: Path
+) -> None:
+    async with start(merge=EXACT) as merging:
+        await served(merging)
+        async with contributor(merging, model_dir, "a") as a:
+            await merging.give("1.1", "2.1")
+            report = json.loads(a.trained([await a.batch(BATCH)])[0].contribution.report)
+            report["not_finite"] = report["steps"].pop()["groups"]
+            await a.say(*a.contribution(json.dumps(report).encode(), b""))
+            assert (await a.heard_of("answer")).merged_version == 0
+            hub = merging.hub
+            told = [Verdict.ACCEPTED, Verdict.UNINFORMATIVE]
+            await hub.wait_until(lambda: hub.verdicts_of("1.1") == hub.verdicts_of("2.1") == told)
+
+
+async def test_rounds_of_solved_groups_alone_end_a_run_at_its_goal(start: Start, model_dir: Path) -> None:
+    async with start(merge=EXACT, stop_at_reward=1.0, stop_window_versions=2) as merging:
+        await served(merging)
+        async with contributor(merging, model_dir, "a") as a:
+            for ids in (("1.1", "2.1"), ("3.1", "4.1")):
+                assert not merging.state.completion
+                await merging.give(*ids, completions=with_rewards(1.0, spread=0.0))
+                await a.say(*a.trained([await a.batch(BATCH)]))
+                await a.heard_of("answer")
+                await a.credit(BATCH)
+            await until(lambda: bool(merging.state.completion))
+
+
+async def test_the_median_of_three_is_what_two_of_them_say(start: Start, model_dir: Path) -> None:
+    async with start(merge=EXACT | {"combine": "median"}) as merging:
+        await served(merging)
+        before = {name: one.detach().clone() for name, one in merging.policy.parameters.items()}
+        async with (
+            contributor(merging, model_dir, "a", credit=BATCH) as a,
+            contributor(merging, model_dir, "b", credit=BATCH) as b,
+            contributor(merging, model_dir, "liar", credit=BATCH) as liar,
+        ):
+            await merging.give("1.1", "2.1", "3.1", "4.1", "5.1", "6.1")
+            for one, change in ((a, 1e-2), (liar, -1e-2), (b, 2e-2)):
+                one.trained([await one.batch(BATCH)])
+                await one.say(
+                    *one.instead({name: torch.full_like(at, change) for name, at in before.items()})
+                )
+            for one in (a, b, liar):
+                assert (await one.heard_of("answer")).merged_version == 1
+        for name, now in merging.policy.parameters.items():
+            torch.testing.assert_close(now.detach(), before[name] + 1e-2)
+
+
+async def test_a_contribution_that_waits_at_a_checkpoint_is_in_the_version_after_it(
+    start: Start, model_dir: Path
+) -> None:
+    async with start(merge=EXACT) as merging:
+        await served(merging)
+        async with contributor(merging, model_dir, "a") as a:
+            await merging.give("1.1", "2.1")
+            await a.say(*a.trained([await a.batch(BATCH)]))
+            await a.heard_of("answer")
+            async with contributor(merging, model_dir, "b", credit=BATCH) as b:
+                await merging.give("3.1", "4.1", "5.1", "6.1", version=1)
+                await b.batch(BATCH)
+                held = [group.group_id for group in await a.batch(BATCH)]
+                sent = a.trained([list(a.held.values())])
+                await a.say(*sent)
+                await until(lambda: (merging.shown("held_payload_bytes") or 0) > 0)
+    async with start(merge=EXACT | {"restart_wait_s": 2.0}) as again:
+        await served(again)
+        assert (again.loop.version, again.state.restart.replayed_steps) == (1, 0)
+        a.running = b.running = again
+        await a.connect(held)
+        await b.connect()
+        await a.say(*sent)
+        b.version = 1
+        await b.say(*b.trained([list(b.held.values())]))
+        for one in (a, b):
+            assert (await one.heard_of("answer")).merged_version == 2
+            await one.disconnect()
+        await until(lambda: len(again.hub.records) == 2)
+        assert sorted(again.hub.trained_group_ids) == [f"{number}.1" for number in range(1, 7)]
+
+
+async def test_norms_that_grow_lower_the_rate_for_good_and_a_restart_replays_it(
+    start: Start, model_dir: Path, tmp_path: Path
+) -> None:
+    merge = EXACT | {"outer_rate": 0.8, "outer_momentum": 0.2}
+    async with start(merge=merge) as merging:
+        await served(merging)
+        async with contributor(merging, model_dir, "a") as a:
+            for onto in range(18):
+                before = {name: one.detach().clone() for name, one in merging.policy.parameters.items()}
+                change = 1e-7 * 2**onto
+                await merging.give(f"{onto}1.1", f"{onto}2.1", version=onto)
+                a.trained([await a.batch(BATCH)])
+                await a.say(*a.instead({name: torch.full_like(one, change) for name, one in before.items()}))
+                assert (await a.heard_of("answer")).merged_version == onto + 1
+                await a.credit(BATCH)
+            for name, now in merging.policy.parameters.items():
+                torch.testing.assert_close(now.detach() - before[name], torch.full_like(now, change / 2))
+        assert (merging.shown("outer_rate"), merging.shown("merges_diverge")) == (0.5, 1)
+        changed = {line["version"]: line["changed_settings"] for line in merging.lines}
+        assert [version for version, settings in changed.items() if settings] == [17]
+        assert changed[17] == {"merge.outer_momentum": ["0.2", "0.0"], "merge.outer_rate": ["0.8", "0.5"]}
+        root = root_of(merging.policy.master_words)
+        killed = tmp_path.parent / f"{tmp_path.name}-killed"
+        shutil.copytree(tmp_path, killed)
+        for asked, rate, diverges in (({}, 0.5, 1), ({"outer_rate": 0.9}, 0.9, 0)):
+            async with learner(merging.hub, model_dir, killed, merge=merge | asked) as again:
+                await served(again)
+                assert root_of(again.policy.master_words) == root
+                assert (again.shown("outer_rate"), again.shown("merges_diverge")) == (rate, diverges)

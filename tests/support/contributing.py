@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,14 @@ class HandContributor:
         self.number += 1
         report = ContributionReport(tuple(steps), tuple(uninformative))
         return self.contribution(report.to_json(), payload)
+
+    def instead(self, changes: Mapping[str, torch.Tensor]) -> list[merge_pb2.ContributeRequest]:
+        """Return the newest contribution with another change."""
+        assert self.terms is not None
+        merge = MergeSettings.model_validate(json.loads(self.terms.merge_settings))
+        shapes = {name: one.shape for name, one in self.policy.parameters.items()}
+        payload = ChangeEncoder.of(merge, shapes).encode(changes)
+        return self.contribution(self.sent[0].contribution.report, payload)
 
     def contribution(self, report: bytes, payload: bytes) -> list[merge_pb2.ContributeRequest]:
         header = merge_pb2.ContributionHeader(

@@ -21,8 +21,7 @@ in size. The largest stable gamma at c = 1, and the largest stable c at gamma .7
     0      2       1         2       2, 1.333, 1.143          |  1      1         1      1, 1, 1
 """
 
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import median
 from typing import Final, Literal
@@ -33,13 +32,16 @@ Overlap = Literal["wait", "eager", "delayed"]
 
 LARGEST_RATE: Final = 4.0
 """No rate above it is stable at contraction 1."""
+LEAST_RATE: Final = 1 / 16
+"""A run that diverges at this one needs other steps, or an older version."""
 _HALVINGS: Final = 40
 _ROUNDING: Final = 1e-6
 """A double eigenvalue of size 1 is computed to about the root of the float's precision."""
 _SHORTEST: Final = 4
-_LONGEST: Final = 64
 """Rounds of a window."""
 _WINDOWS: Final = 4
+NORMS_KEPT: Final = 64 * _WINDOWS
+"""Newest norms that say whether they grow."""
 _GROWTH: Final = 2.0
 
 
@@ -95,27 +97,31 @@ def _largest(is_stable: Callable[[float], bool], most: float) -> float:
     return low
 
 
-class GrowthAlarm:
-    """Says when the norm of the merged change grows as in divergence.
+def lowered_rate(rate: float, beta: float, *, overlap: Overlap) -> float:
+    """Return the gamma, for beta 0, that a run which diverges goes on with; never below ``LEAST_RATE``.
+
+    Half of what its versions took over in the end, gamma / (1 - beta), and at most half of the largest gamma
+    that is stable for beta 0: 1 where a merge is waited for or eager, .5 where it is delayed. Where that
+    diverges, too, the local steps of a round go beyond the optimum, c > 1, and a gamma of 1 / c or less
+    converges: half of it, again, gets there.
+    """
+    in_the_end = rate / (1 - beta)
+    return max(LEAST_RATE, min(in_the_end, largest_stable_rate(0.0, overlap=overlap)) / 2)
+
+
+def grows(norms: Sequence[float]) -> bool:
+    """Whether norms of mean changes, a round each, the newest last, grow as in divergence.
 
     Rounds are taken in windows of 4, 8, 16, ... up to 64. It is divergence where the median of a window has
     doubled three times running, at one of these lengths. Divergence doubles at every window that is long
     enough. A warm-up does not, whatever its length: a linear one goes x 3, 1.7, 1.4 and a quadratic one x 9,
     2.8, 1.96. Norms that vary by a factor e^.5 from round to round would do it once in millions of rounds.
     """
-
-    def __init__(self) -> None:
-        self._norms: deque[float] = deque(maxlen=_WINDOWS * _LONGEST)
-
-    def observe(self, norm: float) -> bool:
-        """Add the norm of a round's mean change; return whether norms grow as in divergence."""
-        self._norms.append(norm)
-        norms = list(self._norms)
-        length = _SHORTEST
-        while length * _WINDOWS <= len(norms):
-            first = len(norms) - length * _WINDOWS
-            medians = [median(norms[first + i * length :][:length]) for i in range(_WINDOWS)]
-            if all(after >= _GROWTH * before > 0 for before, after in pairwise(medians)):
-                return True
-            length *= 2
-        return False
+    length = _SHORTEST
+    while length * _WINDOWS <= min(len(norms), NORMS_KEPT):
+        first = len(norms) - length * _WINDOWS
+        medians = [median(norms[first + i * length :][:length]) for i in range(_WINDOWS)]
+        if all(after >= _GROWTH * before > 0 for before, after in pairwise(medians)):
+            return True
+        length *= 2
+    return False

@@ -23,6 +23,7 @@ _INSTANCE_CHARACTERS: Final = 64
 _LAYOUT_CHARACTERS: Final = 200
 _WAITS_FOR_CHARACTERS: Final = 100
 _CHANGE_CHARACTERS: Final = 200
+_VERSION_GROUPS: Final = 65_536
 
 _PROMPTS: Final = 1 << 40
 """As many as ``coordinator.prompts`` may be."""
@@ -135,6 +136,7 @@ def _learner_report(request: membership_pb2.HeartbeatRequest) -> LearnerReport:
         teaching=optional_from_wire(Teaching, request, "teaching"),
         best_version=request.best_version if request.HasField("best_version") else None,
         changes=tuple(text[:_CHANGE_CHARACTERS] for text in request.changes[:CHANGES_PER_HEARTBEAT]),
+        version_groups=min(max(0, request.version_groups), _VERSION_GROUPS),
     )
 
 

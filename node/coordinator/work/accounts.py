@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from node.coordinator.work.balance import Balance, Transaction
-from node.coordinator.work.capacity import Load
+from node.coordinator.work.capacity import Bounds, Load
 from node.coordinator.work.checks.check_queue import Held
 from node.coordinator.work.checks.reward_checks import RewardChecks
 from node.coordinator.work.delivery import NewcomersPart, SpooledGroups
@@ -73,6 +73,8 @@ class Accounts:
         of their groups still come."""
         self.is_usable: Callable[[int], bool] = lambda prompt_index: True
         """Whether a prompt can be asked, as far as the coordinator can tell from its row."""
+        self.version_groups = 0
+        """Groups that a version consumes, as a learner that merges says; in memory only. 0: a batch."""
         self.is_on_offer: Callable[[int], bool] = lambda version: False
         """Whether the store offers a version, which may be newer than the log."""
         self.go_back(balance, now=now)
@@ -118,7 +120,6 @@ class Accounts:
         self._accepts_loss = balance.accepts_loss
         self.versions = VersionLog(balance.announced)
         self.newest_record = balance.last_step
-        self._rollbacks = balance.rollbacks
         self.is_confirmed = self.slots.next_slot == 0 and balance.last_step is None
         """Whether the learner has said, since this process began, that the ledger lacks nothing. One
         that never leased anything has nothing to lack. Until then no slot is leased."""
@@ -132,6 +133,12 @@ class Accounts:
         for slot in (*self.slots.open.untrained_slots(), *self.slots.open.answered_slots()):
             if not terms.work.verifiers_grade or slot.state is SlotState.UNGRADED:
                 self._draw(slot, now=now)
+
+    @property
+    def bounds(self) -> Bounds:
+        """Bounds on what is under way."""
+        bounds = self.terms.bounds
+        return replace(bounds, batch_groups=max(bounds.batch_groups, self.version_groups))
 
     @property
     def learner(self) -> Learner | None:
@@ -199,7 +206,6 @@ class Accounts:
         self._note_checks(transaction, now=now)
         if transaction.steps:
             self.newest_record = transaction.steps[-1]
-            self._rollbacks += sum(step.restored_version is not None for step in transaction.steps)
         self.versions.add(transaction.announced)
 
     def note_time(self, now: float) -> float:
@@ -263,9 +269,7 @@ class Accounts:
             untrained_groups=len(self.slots.open.untrained),
             ungraded_groups=counts[SlotState.UNGRADED],
             untrained_bytes=self.spooled.untrained_bytes,
-            trained_groups=counts[SlotState.TRAINED],
             version=0 if self.learner is None else self.learner.version,
-            batchless_steps=self._generations.lost_steps + self._rollbacks,
         )
 
     def next_undelivered(self) -> Slot | None:

@@ -12,6 +12,7 @@ class Bounds:
     concurrency_groups: int
     buffer_groups: int
     batch_groups: int
+    """Groups that a version consumes: a batch, or as many as a learner that merges says."""
     max_staleness_versions: int
     buffer_bytes: int
     verifiers_grade: bool = False
@@ -30,12 +31,9 @@ class Load:
     """Leased and not submitted."""
     untrained_groups: int
     """Submitted, neither refused nor trained on; those that a verifier is to grade first are among them."""
-    trained_groups: int
     version: int
     untrained_bytes: int = 0
     ungraded_groups: int = 0
-    batchless_steps: int = 0
-    """Steps without a batch among ``trained_groups``: their records were lost, or a rollback made them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +49,18 @@ class Capacity:
 def capacities(bounds: Bounds, load: Load, *, behind_versions: int = 0) -> dict[str, int]:
     """Return the room under each bound by name; negative where it is overdrawn.
 
-    staleness: (S + version + 1) * batch - (accepted + running), where accepted counts every
-    group ever submitted and not refused. Source: AReaL, arXiv:2505.24298, where samplers hold the learner's
-    version; here version is what the sampler holds.
+    staleness: (S + 1 - behind) * batch - (untrained + running). It is AReaL's rule, arXiv:2505.24298, less
+    what the versions so far have consumed, which was not always the same; and its samplers hold the learner's
+    version, ours are ``behind_versions`` of it.
     """
-    untrained, running = load.untrained_groups, load.running_groups
-    accepted = untrained + load.trained_groups + load.batchless_steps * bounds.batch_groups
-    horizon = bounds.max_staleness_versions + load.version - behind_versions + 1
+    on_their_way = load.untrained_groups + load.running_groups
+    horizon = bounds.max_staleness_versions + 1 - behind_versions
     grading = {"grading": bounds.unchecked_groups - load.ungraded_groups} if bounds.verifiers_grade else {}
     return {
         **grading,
-        "concurrency": bounds.concurrency_groups - running,
-        "staleness": horizon * bounds.batch_groups - (accepted + running),
-        "buffer": bounds.buffer_groups - (untrained + running),
+        "concurrency": bounds.concurrency_groups - load.running_groups,
+        "staleness": horizon * bounds.batch_groups - on_their_way,
+        "buffer": max(bounds.buffer_groups, bounds.batch_groups) - on_their_way,
         "bytes": _bytes_room(bounds, load),
     }
 
@@ -71,7 +68,7 @@ def capacities(bounds: Bounds, load: Load, *, behind_versions: int = 0) -> dict[
 def is_full(bounds: Bounds, *, untrained_groups: int, untrained_bytes: int, group_bytes: int) -> bool:
     """Return whether a group of so many bytes is one too many for the buffer, which always takes a batch."""
     over_bytes = untrained_bytes + group_bytes > bounds.buffer_bytes
-    return untrained_groups >= (bounds.batch_groups if over_bytes else bounds.buffer_groups)
+    return untrained_groups >= max(bounds.batch_groups, 0 if over_bytes else bounds.buffer_groups)
 
 
 def _bytes_room(bounds: Bounds, load: Load) -> int:

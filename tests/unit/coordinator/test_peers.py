@@ -1,5 +1,6 @@
 """Reports of peers, and what they are told."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -177,6 +178,19 @@ def test_what_an_operator_changed_in_the_learner_is_unusual(peers: Peers) -> Non
     peers.heartbeat(learner, HeartbeatReport(held=None, learner=LearnerReport(changes=changes)), now=NOW_S)
     [unusual] = changes_of(peers)
     assert (unusual.what, unusual.peers, unusual.node_ids) == (f"learner with {changes[0]}", 1, ("learner",))
+
+
+def test_leases_go_by_the_groups_of_a_version_as_the_learner_says_now(peers: Peers) -> None:
+    learner, bounds = Peer("run", Role.LEARNER, "learner"), peers.accounts.terms.bounds
+    peers.join(learner, Joining(None), now=NOW_S)
+    for said, batch_groups in (
+        (0, bounds.batch_groups),
+        (bounds.batch_groups * 8,) * 2,
+        (0, bounds.batch_groups),
+    ):
+        report = LearnerReport(version_groups=said)
+        peers.heartbeat(learner, HeartbeatReport(held=None, learner=report), now=NOW_S)
+        assert peers.accounts.bounds == replace(bounds, batch_groups=batch_groups)
 
 
 def test_pages_have_each_peer_once_in_the_order_of_joining(peers: Peers) -> None:

@@ -15,7 +15,15 @@ from support.refusals import refused
 
 BATCH, STEPS, CAPACITY, TIMEOUT_S = 2, 2, 12, 60.0
 NAMES = st.sampled_from(["a", "b", "c"])
-RULES = DealRules(BATCH, STEPS, CAPACITY, member_timeout_s=TIMEOUT_S, restart_wait_s=0.0)
+RULES = DealRules(
+    BATCH,
+    STEPS,
+    CAPACITY,
+    member_timeout_s=TIMEOUT_S,
+    quorum=1.0,
+    max_staleness_versions=1,
+    restart_wait_s=0.0,
+)
 
 
 def nobodys(_: str) -> bool:
@@ -182,8 +190,7 @@ def test_a_hand_that_cannot_become_full_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize("says", [True, False])
 def test_after_a_restart_groups_are_found_with_those_that_say_they_hold_them(says: bool) -> None:
-    rules = DealRules(BATCH, STEPS, CAPACITY, member_timeout_s=TIMEOUT_S, restart_wait_s=10.0)
-    deals = Deals(rules, now=0.0)
+    deals = Deals(replace(RULES, restart_wait_s=10.0), now=0.0)
     said = ["1.1", "2.1"] if says else []
     deals.connect("a", "s", said, was_trained=nobodys, now=1.0)
     deals.credit("a", 8)
@@ -198,3 +205,16 @@ def test_after_a_restart_groups_are_found_with_those_that_say_they_hold_them(say
     assert late == ("5.1",)
     deals.expire(now=10.0 + TIMEOUT_S)
     assert not deals.awaits("a", ["1.1"])
+
+
+@pytest.mark.parametrize(
+    ("quorum", "staleness", "groups"), [(1.0, 0, 12), (1.0, 8, 12), (0.5, 8, 8), (0.1, 8, 4), (0.1, 0, 12)]
+)
+def test_leases_go_by_what_a_quorum_consumes_and_leave_a_contribution_for_everybody(
+    quorum: float, staleness: int, groups: int
+) -> None:
+    deals = Deals(replace(RULES, quorum=quorum, max_staleness_versions=staleness), now=0.0)
+    assert deals.version_groups == BATCH * STEPS
+    connected(deals, "a", "b", "c")
+    assert deals.version_groups == groups
+    assert (staleness + 1) * groups >= 3 * BATCH * STEPS

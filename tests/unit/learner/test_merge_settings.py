@@ -43,6 +43,8 @@ def test_a_delayed_method_averages_unless_it_is_told_otherwise(method: str) -> N
         ),
         ({"method": "dilocox", "outer_momentum": 0.95}, ["outer_rate", "delayed"]),
         ({"method": "word_changes", "late_rounds": 1}, ["late_rounds", "word_changes"]),
+        ({"combine": "median", "compression": "largest"}, ["combine", "median", "largest"]),
+        ({"method": "word_changes", "combine": "trimmed_mean"}, ["combine", "word_changes"]),
         ({"method": "none"}, ["method"]),
         ({"method": []}, ["method"]),
         ({"outer_rate": 0}, ["outer_rate"]),

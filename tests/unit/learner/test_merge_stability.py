@@ -10,10 +10,13 @@ import torch
 from learner.merging.formulas.outer_step import outer_step
 from learner.merging.formulas.overlap import rebased
 from learner.merging.formulas.stability import (
-    GrowthAlarm,
+    LEAST_RATE,
+    NORMS_KEPT,
     Overlap,
+    grows,
     largest_stable_contraction,
     largest_stable_rate,
+    lowered_rate,
 )
 
 OVERLAPS: tuple[Overlap, ...] = ("wait", "eager", "delayed")
@@ -97,8 +100,7 @@ def distances(rate: float, beta: float, overlap: Overlap, contraction: float) ->
 
 def alarms(norms: list[float]) -> list[int]:
     """Return the rounds in which the alarm is on."""
-    alarm = GrowthAlarm()
-    return [i for i, norm in enumerate(norms) if alarm.observe(norm)]
+    return [i for i in range(len(norms)) if grows(norms[max(0, i + 1 - NORMS_KEPT) : i + 1])]
 
 
 @pytest.mark.parametrize("growth", [1.05, 1.2, 2.0])
@@ -137,3 +139,28 @@ def test_a_delay_that_diverges_alarms_and_the_default_for_it_does_not() -> None:
 
     assert alarms(norms(0.7, 0.9))
     assert not alarms(norms(1.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("rate", "beta", "overlap", "lowered"),
+    [
+        (0.7, 0.5, "wait", 0.7),
+        (0.7, 0.9, "wait", 1.0),
+        (1.0, 0.0, "eager", 0.5),
+        (1.0, 0.0, "delayed", 0.5),
+        (0.5, 0.0, "delayed", 0.25),
+        (LEAST_RATE, 0.0, "delayed", LEAST_RATE),
+    ],
+)
+def test_a_lowered_rate_is_half_of_what_was_taken_over_in_the_end(
+    rate: float, beta: float, overlap: Overlap, lowered: float
+) -> None:
+    assert lowered_rate(rate, beta, overlap=overlap) == pytest.approx(lowered)
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize("beta", [0.0, 0.5, 0.9])
+def test_a_lowered_rate_is_stable(overlap: Overlap, beta: float) -> None:
+    rate = lowered_rate(2.0, beta, overlap=overlap)
+    assert distances(rate, 0.0, overlap, 1.0)[-1] < 1e-2
+    assert rate <= largest_stable_rate(0.0, overlap=overlap) / 2

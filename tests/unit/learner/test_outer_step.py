@@ -9,22 +9,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.merging.contribution import ContributionReport, LocalStep
-from learner.merging.formulas.outer_step import mean_change, outer_step, weights_of
-from learner.step_log import TrainedGroup
-from support.step_lines import make_step_line
+from learner.merging.formulas.outer_step import Worked, combined, mean_change, outer_step, weights_of
+from learner.merging.merge_settings import Combine
 
 floats32 = st.floats(width=32, min_value=-1e6, max_value=1e6)
 
 
-def report(*, tokens: int, steps: int, groups: int = 4) -> ContributionReport:
-    """Return a report whose tokens are dealt evenly to its steps."""
-    each = LocalStep(
-        make_step_line(0, tokens=tokens // steps).numbers,
-        tuple(TrainedGroup(f"{i}.0", "s", 0) for i in range(groups)),
-        (0.0,) * groups,
-    )
-    return ContributionReport((each,) * steps)
+def worked(*, tokens: int, steps: int, groups: int = 4) -> Worked:
+    """Return the work of steps on batches of so many groups."""
+    return Worked(steps * groups, tokens, groups=steps * groups)
 
 
 def moved(
@@ -108,7 +101,7 @@ def test_changes_are_added_in_the_order_given() -> None:
     ("refused", "word"),
     [
         (lambda: mean_change([]), "changes"),
-        (lambda: weights_of([ContributionReport(())], "groups"), "contributions"),
+        (lambda: weights_of([Worked(0, 0, groups=4)], "groups"), "contributions"),
         (lambda: weights_of([], "tokens"), "contributions"),
         (
             lambda: outer_step(torch.zeros(1), None, torch.zeros(1).double(), rate=1.0, beta=0.5),
@@ -124,22 +117,73 @@ def test_nothing_to_merge_and_momentum_that_is_not_there_are_errors(
 
 
 def test_decoupled_weighs_by_tokens_squared_over_steps() -> None:
-    weights = weights_of([report(tokens=100, steps=10), report(tokens=50, steps=10)], "tokens")
+    weights = weights_of([worked(tokens=100, steps=10), worked(tokens=50, steps=10)], "tokens")
     assert weights == pytest.approx((0.8, 0.2))
     assert sum(w * drift for w, drift in zip(weights, (0.2, 0.4), strict=True)) == pytest.approx(0.24)
 
 
-@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 999), st.integers(0, 9)), min_size=1, max_size=8))
-def test_weights_are_shares_in_the_order_given(contributions: list[tuple[int, int, int]]) -> None:
-    reports = [report(tokens=t * s, steps=s, groups=g) for s, t, g in contributions]
-    tokens = np.array([(t * s) ** 2 / s for s, t, _ in contributions], dtype=np.float64)
-    assert np.allclose(weights_of(reports, "tokens"), tokens / tokens.sum())
-    groups = np.array([s * g for s, _, g in contributions], dtype=np.float64)
-    if groups.sum():
-        assert np.allclose(weights_of(reports, "groups"), groups / groups.sum())
-    assert math.isclose(sum(weights_of(reports, "tokens")), 1)
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 999)), min_size=1, max_size=8))
+def test_weights_are_shares_in_the_order_given(contributions: list[tuple[int, int]]) -> None:
+    works = [worked(tokens=t * s, steps=s) for s, t in contributions]
+    tokens = np.array([(t * s) ** 2 / s for s, t in contributions], dtype=np.float64)
+    assert np.allclose(weights_of(works, "tokens"), tokens / tokens.sum())
+    groups = np.array([s for s, _ in contributions], dtype=np.float64)
+    assert np.allclose(weights_of(works, "groups"), groups / groups.sum())
+    assert math.isclose(sum(weights_of(works, "tokens")), 1)
 
 
 @pytest.mark.parametrize("weighting", ["groups", "tokens"])
 def test_one_contribution_has_weight_1_exactly(weighting: str) -> None:
-    assert weights_of([report(tokens=77, steps=7, groups=3)], weighting) == (1.0,)  # type: ignore[arg-type]
+    assert weights_of([worked(tokens=77, steps=7, groups=3)], weighting) == (1.0,)  # type: ignore[arg-type]
+
+
+def ranked(rows: list[list[float]], combine: Combine) -> list[float]:
+    """Entry by entry in plain Python: the twin."""
+    cut = (len(rows) - 1) // 2 if combine == "median" else max(1, len(rows) // 4)
+    columns = [sorted(column)[cut : len(rows) - cut] for column in zip(*rows, strict=True)]
+    return [math.fsum(column) / len(column) for column in columns]
+
+
+@given(
+    rows=st.integers(1, 6).flatmap(
+        lambda width: st.lists(st.lists(floats32, min_size=width, max_size=width), min_size=3, max_size=13)
+    ),
+    combine=st.sampled_from(["median", "trimmed_mean"]),
+)
+def test_median_and_trimmed_mean_are_those_of_plain_python(rows: list[list[float]], combine: Combine) -> None:
+    changes = [(1 / len(rows), torch.tensor(row, dtype=torch.float64)) for row in rows]
+    twin = np.array(ranked(rows, combine))
+    assert np.allclose(combined(changes, combine).numpy(), twin, rtol=1e-12, atol=1e-9)
+    assert torch.equal(combined(changes, combine), combined(changes[::-1], combine))
+
+
+@pytest.mark.parametrize("combine", ["mean", "median", "trimmed_mean"])
+def test_of_two_changes_there_is_but_the_mean_by_weight(combine: Combine) -> None:
+    changes = [(0.75, torch.ones(2, 3).double()), (0.25, -torch.ones(2, 3).double())]
+    assert torch.equal(combined(changes, combine), torch.full((2, 3), 0.5).double())
+
+
+@pytest.mark.parametrize(
+    ("combine", "contributors", "liars"),
+    [
+        ("median", 5, 2),
+        ("trimmed_mean", 5, 1),
+        ("median", 3, 1),
+        ("trimmed_mean", 3, 1),
+        ("trimmed_mean", 8, 2),
+    ],
+)
+def test_liars_of_usual_norm_move_a_version_no_further_than_honest_changes_differ(
+    combine: Combine, contributors: int, liars: int
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    way = torch.randn(40, 50, generator=generator, dtype=torch.float64)
+    noise = torch.randn(contributors - liars, 40, 50, generator=generator, dtype=torch.float64)
+    honest = list(way + 0.3 * noise)
+    lies = [-honest[0] * (honest[-1].norm() / honest[0].norm())] * liars
+    changes = [(1 / contributors, change) for change in (*lies, *honest)]
+    least, most = torch.stack(honest).amin(dim=0), torch.stack(honest).amax(dim=0)
+    merged = combined(changes, combine)
+    assert bool(((least <= merged) & (merged <= most)).all())
+    mean = mean_change(changes)
+    assert bool(((mean < least) | (mean > most)).any())

@@ -1,10 +1,12 @@
 """Who is off for certain is quarantined, whatever the staleness of its groups; nobody is for the drift."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from learner.config import LearnerConfig
+from learner.intake.divergence_panel import HALF_LIFE_STEPS, Observed
 from learner.intake.sampler_mismatch import GROSS_GROUPS, LEAST_FRESH_GROUPS, LEAST_GROUPS, LEAST_PROBES
 from node.values.limits import PROBE_S
 from support.fleets import Fleet, Watched, one
@@ -150,3 +152,39 @@ def test_a_quarantined_sampler_has_a_group_taken_every_few_minutes_and_none_that
     assert [mismatches.takes_probe("a", now=t) for t in (0, 1, PROBE_S / 4)] == [False] * 3
     assert [mismatches.takes_probe("a", now=PROBE_S + t) for t in (0, 1)] == [True, False]
     assert mismatches.takes_probe("a", now=2 * PROBE_S)
+
+
+def said(by: str, *groups: Observed) -> list[Observed]:
+    return [replace(group, said_by=by) for group in groups]
+
+
+def honest_but(mismatches: Watched, *, steps: int, **contributors: float) -> None:
+    """Let contributors measure three samplers in turn, and say this of sampler a, the truth of the others."""
+    for step in range(steps):
+        groups = []
+        for place, (name, nats) in enumerate(contributors.items()):
+            sampler = "abc"[(step + place) % 3]
+            groups += said(name, *[one(sampler, nats if sampler == "a" else 0.001, age=step // 3 % 3)] * 2)
+        mismatches.see(groups)
+
+
+def test_one_contributors_word_shuts_no_sampler_out_where_there_are_others() -> None:
+    mismatches = Watched(threshold_nats=0.05)
+    honest_but(mismatches, steps=200, liar=8.0, honest=0.001, third=0.001)
+    assert not mismatches.quarantined
+
+
+@pytest.mark.parametrize("others", [{"second": 8.0}, {"second": 8.0, "third": 0.001}, {}])
+def test_two_contributors_do_and_so_does_the_only_one(others: dict[str, float]) -> None:
+    mismatches = Watched(threshold_nats=0.05)
+    honest_but(mismatches, steps=120, first=8.0, **others)
+    assert set(mismatches.quarantined) == {"a"}
+
+
+def test_a_contributor_that_has_long_left_is_not_waited_for() -> None:
+    mismatches = Watched(threshold_nats=0.05)
+    honest_but(mismatches, steps=10, gone=0.001)
+    honest_but(mismatches, steps=HALF_LIFE_STEPS, here=8.0)
+    assert not mismatches.quarantined
+    honest_but(mismatches, steps=6, here=8.0)
+    assert set(mismatches.quarantined) == {"a"}

@@ -170,7 +170,7 @@ def room(accounts: Accounts, *, behind_versions: int = 0) -> Capacity:
     """Return how many groups may be leased, to a sampler so far behind the learner."""
     if waits_for := _unconfirmed(accounts):
         return Capacity(0, waits_for)
-    return capacity(accounts.terms.bounds, accounts.load(), behind_versions=behind_versions)
+    return capacity(accounts.bounds, accounts.load(), behind_versions=behind_versions)
 
 
 def _unconfirmed(accounts: Accounts) -> str:

@@ -131,7 +131,7 @@ def _spooled(
     now: float,
 ) -> Transaction:
     """Return what stores a group; ``answer``: what one that answers a held-out prompt says."""
-    bounds, groups = accounts.terms.bounds, len(accounts.slots.open.untrained)
+    bounds, groups = accounts.bounds, len(accounts.slots.open.untrained)
     size_bytes = accounts.spooled.untrained_bytes
     if answer is None and is_full(
         bounds, untrained_groups=groups, untrained_bytes=size_bytes, group_bytes=stored.size_bytes
