@@ -16,7 +16,6 @@ from learner.merging.changes.coder import ChangeEncoder
 from learner.merging.changes.word_changes import WordsBefore
 from learner.merging.contribution import ContributionReport, LocalStep
 from learner.merging.formulas.fragments import Fragments
-from learner.merging.handed_in import payload_digest
 from learner.model.model import Policy, ScoringModel
 from learner.step.step_inputs import StepInputs
 from learner.step.step_loss import StepLoss
@@ -140,7 +139,7 @@ class LocalTrainer:
             before = WordsBefore(self._policy.layout, self._words.frame)
             payload = method.encoder.encode(changes, words_before=before)
             self._masters.hand_in(names, overlap=method.terms.merge.overlap)
-        return Contribution(number, version, report.to_json(), payload, payload_digest(payload)), report
+        return Contribution.of(number, version, report.to_json(), payload), report
 
     def adopt(self, version: int, *, is_refused: bool) -> None:
         """Go over to a version that is stored.

@@ -81,9 +81,9 @@ def mean_changes(inputs: MergeInputs, shapes: Shapes, *, words_before: WordsBefo
     means: dict[str, Tensor] = {}
     shares: dict[str, float] = {}
     for one, weight in zip(inputs.handed_in, weights, strict=True):
-        if not one.payload:
+        if not (payload := one.contribution.payload):
             continue
-        for name, change in decode_tensors(one.payload, inputs.settings, shapes, words_before=words_before):
+        for name, change in decode_tensors(payload, inputs.settings, shapes, words_before=words_before):
             before = [(1.0, means[name])] if name in means else []
             means[name] = mean_change([*before, (weight, change)])
             shares[name] = shares.get(name, 0.0) + weight
