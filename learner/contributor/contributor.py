@@ -26,7 +26,11 @@ from learner.contributor.held_words import HeldWords
 from learner.contributor.local_trainer import LocalTrainer
 from learner.contributor.metrics import ContributorMetrics
 from learner.contributor.terms import Terms
-from node.clients.contributions.contribute_stream import ContributeStream, OwedToLearner
+from node.clients.contributions.contribute_stream import (
+    OwedToLearner,
+    contribute_stream,
+    say_goodbye,
+)
 from node.errors import RefusedError
 from node.rpc.call_ends import ConnectionLost
 from node.system.backoff import Backoff
@@ -88,7 +92,8 @@ class Contributor:
         self._stops_at_s: float | None = None
         self._layout_digest = layout_digest
         self._base_root = words.version.root
-        self._stream = ContributeStream(channel, self, backoff=Backoff(random))
+        self._channel = channel
+        self._stream = contribute_stream(channel, self, backoff=Backoff(random))
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Contribute until ``stopping``; then end the step, hand in what is trained and give the rest back.
@@ -110,7 +115,7 @@ class Contributor:
                 stream.cancel()
                 stopped.cancel()
         if self._state.held_group_ids:
-            await self._stream.say_goodbye(self._hello(self._state.travelling_group_ids))
+            await say_goodbye(self._channel, self._hello(self._state.travelling_group_ids))
 
     def hello(self) -> ContributorHello:
         """Begin a new stream: say what is here; a contribution under way is owed again."""

@@ -165,7 +165,7 @@ class MergeTaker:
         name = one.contributor
         if why := self._deals.objection(name, one.group_ids):
             # Its sender does not say what is so: it loses all that it holds.
-            self._refuse(one, why, outcome="groups", others=sorted(self._deals.held_by(name)))
+            self._refuse(one, why, outcome="groups", others=self._deals.held_by(name))
             return
         groups = self._deals.hand_in(name, one.group_ids)
         try:

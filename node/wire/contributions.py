@@ -1,7 +1,7 @@
 """Contributions, and what their senders are told, <-> heterorl.v1."""
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 from heterorl.v1 import merge_pb2
 from node.values.contribution import (
@@ -19,6 +19,9 @@ PART_BYTES: Final = 1 << 20
 """Largest part of a payload in one message, as merge.proto allows."""
 
 _Message = merge_pb2.ContributeResponse
+
+_FIELDS: Final[Mapping[type, Any]] = {MergeTerms: "terms", ContributionAnswer: "answer", GroupsTaken: "taken"}
+"""Fields of a message, but that of a group, whose bytes are large and not copied twice."""
 
 
 def contribution_to_wire(contribution: Contribution) -> Iterator[merge_pb2.ContributeRequest]:
@@ -38,28 +41,20 @@ def contribution_to_wire(contribution: Contribution) -> Iterator[merge_pb2.Contr
 
 def told_to_wire(told: ToContributor) -> _Message:
     """Return a message to a contributor."""
-    match told:
-        case MergeTerms():
-            return _Message(terms=to_wire(merge_pb2.MergeTerms, told))
-        case ContributionAnswer():
-            return _Message(answer=to_wire(merge_pb2.ContributionAnswer, told))
-        case GroupsTaken():
-            return _Message(taken=to_wire(merge_pb2.GroupsTaken, told))
-        case EncodedGroup():
-            message = _Message()
-            fill_group(message.group, told)
-            return message
+    message = _Message()
+    if isinstance(told, EncodedGroup):
+        fill_group(message.group, told)
+    else:
+        field = getattr(message, _FIELDS[type(told)])
+        field.CopyFrom(to_wire(type(field), told))
+    return message
 
 
 def told_from_wire(message: _Message) -> ToContributor | None:
     """Return what the learner has told; None: a later version's message, which is passed over."""
-    match message.WhichOneof("message"):
-        case "terms":
-            return from_wire(MergeTerms, message.terms)
-        case "answer":
-            return from_wire(ContributionAnswer, message.answer)
-        case "taken":
-            return from_wire(GroupsTaken, message.taken)
-        case "group":
-            return encoded_from_wire(message.group)
+    if message.HasField("group"):
+        return encoded_from_wire(message.group)
+    for kind, name in _FIELDS.items():
+        if message.HasField(name):
+            return from_wire(kind, getattr(message, name))
     return None

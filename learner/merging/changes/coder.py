@@ -18,7 +18,7 @@ A payload may come from anybody. Its sizes follow from the model's shapes and fr
 spent, and a payload that is broken raises ValueError. That it came whole is for its sender's header to prove.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -39,14 +39,15 @@ Shapes = Mapping[str, torch.Size]
 
 _MAGIC: Final = b"HRLC"
 _FORMAT: Final = 1
-_CODECS: Final[Mapping[Compression, tuple[int, int]]] = {
-    "full": (1, 9),
-    "four_bit": (2, 1),
-    "low_rank": (3, 1),
-    "largest": (4, 1),
-    "word_changes": (5, 9),
+_CODECS: Final[Mapping[Compression, tuple[int, int, Callable[[MergeSettings], "TensorCodec | None"]]]] = {
+    "full": (1, 9, lambda _: FullCodec()),
+    "four_bit": (2, 1, lambda _: FourBitCodec()),
+    "low_rank": (3, 1, lambda settings: LowRankCodec(settings.rank)),
+    "largest": (4, 1, lambda settings: LargestCodec(settings.share)),
+    "word_changes": (5, 9, lambda _: None),
 }
-"""The number in a payload, and the bytes that an entry takes at most, however badly it can be coded."""
+"""The number in a payload; the bytes that an entry takes at most, however badly it can be coded; the codec of
+single tensors, None where words are coded, a frame at a time."""
 _TENSOR_BYTES: Final = 64
 """Most bytes of a tensor beside those of its entries."""
 
@@ -86,17 +87,12 @@ class TensorCodec(Protocol):
 class ChangeEncoder:
     """Codes one change after another, and keeps what they leave over: 4 bytes an entry."""
 
-    def __init__(self, settings: MergeSettings, shapes: Shapes, codec: TensorCodec | None) -> None:
-        """Begin with nothing left over; see ``of``."""
+    def __init__(self, settings: MergeSettings, shapes: Shapes) -> None:
+        """Code changes of masters of these shapes, as ``settings`` say; nothing is left over yet."""
         self._settings = settings
         self._shapes = shapes
-        self._codec = codec
+        self._codec = _CODECS[settings.compression][2](settings)
         self._left_over: dict[str, Tensor] = {}
-
-    @classmethod
-    def of(cls, settings: MergeSettings, shapes: Shapes) -> "ChangeEncoder":
-        """Return an encoder of changes of masters of these shapes, as ``settings`` say."""
-        return cls(settings, shapes, _tensor_codec(settings))
 
     def encode(self, changes: Mapping[str, Tensor], *, words_before: WordsBefore | None = None) -> bytes:
         """Return the payload of a change.
@@ -156,7 +152,7 @@ def decode_tensors(
     """
     reader = PayloadReader(payload)
     names = _read_header(reader, settings, shapes)
-    codec = _tensor_codec(settings)
+    codec = _CODECS[settings.compression][2](settings)
     if codec is None:
         tensors = read_words(set(names), _needed(words_before), reader)
     else:
@@ -169,23 +165,8 @@ def decode_tensors(
 def change_limit_bytes(settings: MergeSettings, shapes: Shapes) -> int:
     """Return the most bytes that a payload has."""
     entries = sum(shape.numel() for shape in shapes.values())
-    _, entry_bytes = _CODECS[settings.compression]
+    _, entry_bytes, _ = _CODECS[settings.compression]
     return len(_header(settings)) + entries * entry_bytes + len(shapes) * _TENSOR_BYTES
-
-
-def _tensor_codec(settings: MergeSettings) -> TensorCodec | None:
-    """Return the codec of single tensors; None: words are coded, a frame at a time."""
-    match settings.compression:
-        case "full":
-            return FullCodec()
-        case "four_bit":
-            return FourBitCodec()
-        case "low_rank":
-            return LowRankCodec(settings.rank)
-        case "largest":
-            return LargestCodec(settings.share)
-        case "word_changes":
-            return None
 
 
 def _needed(words_before: WordsBefore | None) -> WordsBefore:
@@ -195,7 +176,7 @@ def _needed(words_before: WordsBefore | None) -> WordsBefore:
 
 
 def _header(settings: MergeSettings) -> bytes:
-    number, _ = _CODECS[settings.compression]
+    number, _, _ = _CODECS[settings.compression]
     return _MAGIC + bytes([_FORMAT, number])
 
 

@@ -56,64 +56,55 @@ class Account(Protocol):
         """Note that a stream was lost."""
 
 
-class ContributeStream:
-    """Streams to the learner, one after the other."""
+ContributeStream = LastingStream[merge_pb2.ContributeRequest, merge_pb2.ContributeResponse]
 
-    def __init__(self, channel: grpc.aio.Channel, account: Account, *, backoff: Backoff) -> None:
-        """Prepare; nothing is dialled before ``run``."""
-        self._stub = merge_pb2_grpc.MergeServiceStub(channel)
-        self._account = account
-        self._stream = LastingStream(
-            self._stub.Contribute,
-            hello=lambda: _hello(account.hello()),
-            owed=self._owed,
-            hear=self._hear,
-            refused=_refused,
-            lost=self._lost,
-            backoff=backoff,
-        )
 
-    def wake(self) -> None:
-        """Send what is owed by now."""
-        self._stream.wake()
+def contribute_stream(channel: grpc.aio.Channel, account: Account, *, backoff: Backoff) -> ContributeStream:
+    """Return the stream over which an account is kept.
 
-    async def run(self) -> None:
-        """Receive and send until cancelled.
+    Its ``run`` raises RefusedError for a reason that is final, as another model than the run's, and what the
+    account raises.
+    """
 
-        Raises:
-            RefusedError: for a reason that is final: another model than the run's.
-            StartupError: the learner's terms cannot be kept.
-        """
-        await self._stream.run()
+    def owed() -> Iterator[merge_pb2.ContributeRequest]:
+        now = account.take_owed()
+        if now.contribution is not None:
+            yield from contribution_to_wire(now.contribution)
+        if now.credit_groups:
+            yield merge_pb2.ContributeRequest(credit=rollout_pb2.DrainCredit(groups=now.credit_groups))
 
-    async def say_goodbye(self, hello: ContributorHello) -> None:
-        """Say which groups are held to the end; the stream has ended."""
-        try:
-            async with asyncio.timeout(GOODBYE_LIMIT_S):
-                with classified():
-                    call = self._stub.Contribute()
-                    try:
-                        await call.write(_hello(hello))
-                        await call.read()  # the terms: it has read the hello
-                    finally:
-                        call.cancel()
-        except (RefusedError, ConnectionLost, TimeoutError) as error:
-            logger.info("the learner was not told what is given back", extra={"detail": str(error)})
-
-    def _owed(self) -> Iterator[merge_pb2.ContributeRequest]:
-        owed = self._account.take_owed()
-        if owed.contribution is not None:
-            yield from contribution_to_wire(owed.contribution)
-        if owed.credit_groups:
-            yield merge_pb2.ContributeRequest(credit=rollout_pb2.DrainCredit(groups=owed.credit_groups))
-
-    def _hear(self, response: merge_pb2.ContributeResponse) -> None:
+    def hear(response: merge_pb2.ContributeResponse) -> None:
         if (told := told_from_wire(response)) is not None:
-            self._account.hear(told)
+            account.hear(told)
 
-    def _lost(self, lost: ConnectionLost) -> None:
-        self._account.lost()
+    def lost(lost: ConnectionLost) -> None:
+        account.lost()
         logger.warning("connection to the learner lost", extra={"detail": str(lost)})
+
+    return ContributeStream(
+        merge_pb2_grpc.MergeServiceStub(channel).Contribute,
+        hello=lambda: _hello(account.hello()),
+        owed=owed,
+        hear=hear,
+        refused=_refused,
+        lost=lost,
+        backoff=backoff,
+    )
+
+
+async def say_goodbye(channel: grpc.aio.Channel, hello: ContributorHello) -> None:
+    """Say which groups are held to the end, on a stream of its own, once the last has ended."""
+    try:
+        async with asyncio.timeout(GOODBYE_LIMIT_S):
+            with classified():
+                call = merge_pb2_grpc.MergeServiceStub(channel).Contribute()
+                try:
+                    await call.write(_hello(hello))
+                    await call.read()  # the terms: it has read the hello
+                finally:
+                    call.cancel()
+    except (RefusedError, ConnectionLost, TimeoutError) as error:
+        logger.info("the learner was not told what is given back", extra={"detail": str(error)})
 
 
 def _hello(hello: ContributorHello) -> merge_pb2.ContributeRequest:
