@@ -57,7 +57,7 @@ def payload_bytes(model: str, rate: float, steps: int, rounds: int) -> tuple[int
     shapes = {name: master.shape for name, master in masters.items()}
     layout = Layout.of(TensorSpec(name, tuple(shape)) for name, shape in shapes.items())
     words = MasterWords(masters, layout)
-    encoders = {name: ChangeEncoder(MergeSettings(compression=name), shapes) for name in COMPRESSIONS}
+    encoders = {name: ChangeEncoder.of(MergeSettings(compression=name), shapes) for name in COMPRESSIONS}
     sizes: dict[Compression, int] = {}
     for _ in range(rounds):
         anchor = {name: master.detach().clone() for name, master in masters.items()}

@@ -29,7 +29,7 @@ class Exchange:
         self._names = list(shapes.named)
         self._shapes = {name: torch.Size(shape) for name, shape in shapes.named.items()}
         self._encoders = [
-            [ChangeEncoder(settings, self._shapes) for _ in range(seeds)] for _ in range(learners)
+            [ChangeEncoder.of(settings, self._shapes) for _ in range(seeds)] for _ in range(learners)
         ]
         self.sent_bytes = 0.0
         """By one learner, mean over learners and seeds."""

@@ -90,7 +90,7 @@ class LocalTrainer:
             return
         sizes = {name: shape.numel() for name, shape in shapes.items()}
         fragments = Fragments.of(sizes, count=terms.merge.fragments)
-        self._method = _Method(terms, trainer, ChangeEncoder(terms.merge, shapes), fragments)
+        self._method = _Method(terms, trainer, ChangeEncoder.of(terms.merge, shapes), fragments)
 
     def step(self, batch: Sequence[EncodedGroup], *, version: int) -> StepOutcome:
         """Take a step on a batch that was dealt, if it teaches something.

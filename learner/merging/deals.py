@@ -20,8 +20,8 @@ from node.values.groups.rollout import RolloutGroup
 
 
 @dataclass(slots=True)
-class _Member:
-    """A contributor that is connected, or was not long ago."""
+class _Hand:
+    """The stream and the credits of one contributor."""
 
     stream: object | None = None
     """None: it is not connected."""
@@ -73,7 +73,7 @@ class Deals:
     def __init__(self, rules: DealRules, *, now: float) -> None:
         """Begin at the learner's start, at which nobody is known to hold anything."""
         self._rules = rules
-        self._members: dict[str, _Member] = {}
+        self._hands: dict[str, _Hand] = {}
         self._dealt: dict[str, _Dealt] = {}
         """By group id."""
         self._deals_from_s = now + rules.restart_wait_s
@@ -82,7 +82,7 @@ class Deals:
     @property
     def contributors(self) -> tuple[str, ...]:
         """Names of all that are connected, sorted."""
-        return tuple(sorted(name for name, one in self._members.items() if one.stream is not None))
+        return tuple(sorted(name for name, one in self._hands.items() if one.stream is not None))
 
     @property
     def held_groups(self) -> int:
@@ -106,14 +106,14 @@ class Deals:
         Raises:
             RefusedError: BUSY; there is no room for one more.
         """
-        if name not in self._members and len(self._members) >= (most := self._rules.most_contributors):
+        if name not in self._hands and len(self._hands) >= (most := self._rules.most_contributors):
             raise RefusedError(
                 Reason.BUSY,
                 f"the learner has room for {most} contributors of {self._rules.hand_groups} groups each "
                 f"in learner.buffer_groups = {self._rules.capacity_groups}",
                 fix="raise learner.buffer_groups",
             )
-        self._members[name] = _Member(stream)
+        self._hands[name] = _Hand(stream)
         said = dict.fromkeys(held_ids)
         unsaid = [one for one in self.held_by(name) if one not in said]
         back = self._popped([*unsaid, *(one for one in self._ids_of(name) if self.is_claimed(one))])
@@ -130,32 +130,36 @@ class Deals:
 
     def disconnect(self, name: str, stream: object, *, now: float) -> None:
         """Note that a stream has ended; an older one's end means nothing."""
-        member = self._members.get(name)
-        if member is not None and member.stream is stream:
-            self._members[name] = _Member(gone_since_s=now)
+        hand = self._hands.get(name)
+        if hand is not None and hand.stream is stream:
+            self._hands[name] = _Hand(gone_since_s=now)
 
     def credit(self, name: str, groups: int) -> None:
         """Note that a contributor has room for more groups."""
-        member = self._members[name]
-        member.credits = min(member.credits + groups, self._rules.capacity_groups)
+        hand = self._hands[name]
+        hand.credits = min(hand.credits + groups, self._rules.capacity_groups)
 
     def taker(self, *, now: float) -> str | None:
-        """Return who is dealt the next batch: of those with room and a share left, who has the fewest."""
-        if now < self._deals_from_s:
-            return None
-        rules, counts = self._rules, Counter(one.contributor for one in self._dealt.values())
-        share = max(rules.hand_groups, rules.capacity_groups // max(1, len(self._members)))
-        ready = [
-            (counts[name], name)
-            for name, one in self._members.items()
-            if one.credits >= rules.batch_groups and counts[name] + rules.batch_groups <= share
-        ]
-        return min(ready)[1] if ready else None
+        """Return who is dealt the next batch: of those that ask for one, who has the fewest groups."""
+        asking, counts = self.asking(now=now), self._counts()
+        return min(asking, key=lambda name: (counts[name], name), default=None)
+
+    def asking(self, *, now: float) -> frozenset[str]:
+        """Return the contributors that have room, and a share left, for a batch."""
+        rules, counts = self._rules, self._counts()
+        share = max(rules.hand_groups, rules.capacity_groups // max(1, len(self._hands)))
+        return frozenset(
+            name
+            for name, hand in self._hands.items()
+            if now >= self._deals_from_s
+            and hand.credits >= rules.batch_groups
+            and counts[name] + rules.batch_groups <= share
+        )
 
     def deal(self, name: str, batch: Sequence[RolloutGroup]) -> None:
         """Note that groups go to a contributor."""
         self._dealt |= {group.group_id: _Dealt(name, group) for group in batch}
-        self._members[name].credits -= len(batch)
+        self._hands[name].credits -= len(batch)
 
     def found(self, group: RolloutGroup) -> bool:
         """Take a group that has come for who claims it; return whether somebody does."""
@@ -207,11 +211,11 @@ class Deals:
         back: list[RolloutGroup] = []
         if now >= self._claims_until_s:
             self._popped([one for one in self._dealt if self.is_claimed(one)])
-        for name, member in list(self._members.items()):
-            if member.stream is None and now >= member.gone_since_s + self._rules.member_timeout_s:
+        for name, hand in list(self._hands.items()):
+            if hand.stream is None and now >= hand.gone_since_s + self._rules.member_timeout_s:
                 back += self._popped([one for one in self._ids_of(name) if not self._dealt[one].is_handed_in])
                 if not self._ids_of(name):
-                    del self._members[name]
+                    del self._hands[name]
         return back
 
     def waited_for(self, *, has_room: bool) -> frozenset[str]:
@@ -224,18 +228,21 @@ class Deals:
         claim = {one.contributor for one in places if one.group is None}
         held = Counter(one.contributor for one in places if one.is_held)
         least = 1 if has_room else self._rules.hand_groups
-        return frozenset(name for name in self._members if name in claim or held[name] >= least)
+        return frozenset(name for name in self._hands if name in claim or held[name] >= least)
 
     def next_event_s(self, *, now: float) -> float | None:
         """Return when ``taker`` or ``expire`` may have another answer by time alone; None: never."""
         times = [
-            member.gone_since_s + self._rules.member_timeout_s
-            for name, member in self._members.items()
-            if member.stream is None and not (self.handed_in(name) and not self.held_by(name))
+            hand.gone_since_s + self._rules.member_timeout_s
+            for name, hand in self._hands.items()
+            if hand.stream is None and not (self.handed_in(name) and not self.held_by(name))
         ]
         times += [self._deals_from_s] if now < self._deals_from_s else []
         times += [self._claims_until_s] if any(map(self.is_claimed, self._dealt)) else []
         return min(times, default=None)
+
+    def _counts(self) -> Counter[str]:
+        return Counter(one.contributor for one in self._dealt.values())
 
     def _ids_of(self, name: str) -> list[str]:
         return [group_id for group_id, one in self._dealt.items() if one.contributor == name]

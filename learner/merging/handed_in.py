@@ -6,13 +6,16 @@ columns   payload
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final, Self
 
-from learner.merging.contribution import Contributed, ContributionReport
+from learner.merging.contribution import Contributed, ContributionReport, LocalStep
+from learner.step_numbers import BatchFigures, StepNumbers
 from node.values.contribution import Contribution
 from node.values.groups.rollout import EncodedGroup, RolloutGroup
+
+_COUNTS: Final = frozenset({"teaching_groups", "tokens", "clamped_tokens", "read_tokens", "distinct_tokens"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,3 +90,30 @@ def report_objection(one: HandedIn, groups: Mapping[str, RolloutGroup], *, versi
         ):
             return "a step whose numbers are not finite"
     return ""
+
+
+def all_steps(handed_in: Sequence[HandedIn]) -> Iterator[LocalStep]:
+    """Yield the steps of contributions, in order."""
+    return (step for one in handed_in for step in one.report.steps)
+
+
+def merged_numbers(steps: Sequence[LocalStep], batch: BatchFigures) -> StepNumbers:
+    """Return the numbers of several steps as those of one: sums of counts, means over tokens of the rest.
+
+    Args:
+        steps: at least one, which trained on a token.
+        batch: of all their groups.
+    """
+    told = [step.numbers for step in steps]
+    tokens = sum(one.tokens for one in told)
+
+    def merged(name: str) -> Any:
+        values = [getattr(one, name) for one in told]
+        if None in values:
+            return None
+        if name in _COUNTS:
+            return sum(values)
+        return sum(value * one.tokens for value, one in zip(values, told, strict=True)) / tokens
+
+    names = [one.name for one in fields(StepNumbers) if one.name != "batch"]
+    return StepNumbers(batch=batch, **{name: merged(name) for name in names})

@@ -1,22 +1,18 @@
 """A step, or a merge, as it was taken: everything that must be durable before anybody is told."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Final
+from dataclasses import dataclass
 
 from learner.intake.divergence_panel import Observed
 from learner.journal.progress import Entry, StepEntry
-from learner.merging.contribution import LocalStep
-from learner.merging.handed_in import HandedIn
+from learner.merging.handed_in import HandedIn, all_steps, merged_numbers
 from learner.objective.entropy_switch import EntropySwitch
 from learner.step.step_inputs import token_ages
 from learner.step.train_step import StepOutcome
 from learner.step_log import StepLine, TrainedGroup
-from learner.step_numbers import BatchFigures, StepNumbers
+from learner.step_numbers import BatchFigures
 from node.values.groups.rollout import EncodedGroup, RolloutGroup
 from node.values.run import StepRecord
-
-_COUNTS: Final = frozenset({"teaching_groups", "tokens", "clamped_tokens", "read_tokens", "distinct_tokens"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,33 +81,11 @@ def merged_outcome(
         groups: all of them, by id.
         version: of the learner before the merge.
     """
-    steps = [step for one in handed_in for step in one.report.steps]
+    steps = list(all_steps(handed_in))
     batch = [groups[group.group_id] for step in steps for group in step.groups]
     return batch, StepOutcome(
         is_finite=True,
         loss=0.0,
         kl_nats_of_groups=tuple(kl_nats for step in steps for kl_nats in step.kl_nats_of_groups),
-        numbers=_merged_numbers(steps, BatchFigures.of(batch, version=version)),
+        numbers=merged_numbers(steps, BatchFigures.of(batch, version=version)),
     )
-
-
-def _merged_numbers(steps: Sequence[LocalStep], batch: BatchFigures) -> StepNumbers:
-    """Return the numbers of several steps as those of one: sums of counts, means over tokens of the rest.
-
-    Args:
-        steps: at least one, which trained on a token.
-        batch: of all their groups.
-    """
-    told = [step.numbers for step in steps]
-    tokens = sum(one.tokens for one in told)
-
-    def merged(name: str) -> Any:
-        values = [getattr(one, name) for one in told]
-        if None in values:
-            return None
-        if name in _COUNTS:
-            return sum(values)
-        return sum(value * one.tokens for value, one in zip(values, told, strict=True)) / tokens
-
-    names = [one.name for one in fields(StepNumbers) if one.name != "batch"]
-    return StepNumbers(batch=batch, **{name: merged(name) for name in names})

@@ -24,7 +24,7 @@ BASE = words_of(drawn(3))
 
 def payload_of(compression: Compression) -> bytes:
     scale = 1e-2 if compression == "word_changes" else 1.0
-    encoder = ChangeEncoder(merge_settings(compression), SHAPES)
+    encoder = ChangeEncoder.of(merge_settings(compression), SHAPES)
     return encoder.encode(drawn(4, scale=scale), words_before=BASE)
 
 
@@ -81,7 +81,7 @@ def test_of_a_named_tensor_that_the_model_does_not_have() -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_what_is_not_finite_is_neither_coded_nor_read(compression: Compression, value: float) -> None:
-    encoder, change = ChangeEncoder(merge_settings(compression), SHAPES), drawn(5)
+    encoder, change = ChangeEncoder.of(merge_settings(compression), SHAPES), drawn(5)
     change["embedding"][2, 3] = value
     assert is_refused(encoder.encode, change, words_before=BASE)
     plain = np.full(64, value, np.float32).tobytes()
@@ -90,7 +90,7 @@ def test_what_is_not_finite_is_neither_coded_nor_read(compression: Compression, 
 
 
 def test_a_change_of_other_names_or_shapes_is_not_coded() -> None:
-    encoder = ChangeEncoder(merge_settings("four_bit"), SHAPES)
+    encoder = ChangeEncoder.of(merge_settings("four_bit"), SHAPES)
     for change in ({"other": torch.zeros(7)}, {"bias": torch.zeros(8)}):
         assert is_refused(encoder.encode, change)
 

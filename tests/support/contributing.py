@@ -137,7 +137,7 @@ class HandContributor:
         payload = b""
         if steps:
             changes = MasterChanges(self.policy.parameters, anchor)
-            payload = ChangeEncoder(merge, shapes).encode(changes)
+            payload = ChangeEncoder.of(merge, shapes).encode(changes)
         self.number += 1
         report = ContributionReport(tuple(steps), tuple(uninformative))
         return self.contribution(report.to_json(), payload)

@@ -87,12 +87,17 @@ class TensorCodec(Protocol):
 class ChangeEncoder:
     """Codes one change after another, and keeps what they leave over: 4 bytes an entry."""
 
-    def __init__(self, settings: MergeSettings, shapes: Shapes) -> None:
-        """Code changes of masters of these shapes, as ``settings`` say; nothing is left over yet."""
+    def __init__(self, settings: MergeSettings, shapes: Shapes, codec: TensorCodec | None) -> None:
+        """Begin with nothing left over; see ``of``."""
         self._settings = settings
         self._shapes = shapes
-        self._codec = _CODECS[settings.compression][2](settings)
+        self._codec = codec
         self._left_over: dict[str, Tensor] = {}
+
+    @classmethod
+    def of(cls, settings: MergeSettings, shapes: Shapes) -> "ChangeEncoder":
+        """Return an encoder of changes of masters of these shapes, as ``settings`` say."""
+        return cls(settings, shapes, _tensor_codec(settings))
 
     def encode(self, changes: Mapping[str, Tensor], *, words_before: WordsBefore | None = None) -> bytes:
         """Return the payload of a change.
@@ -152,7 +157,7 @@ def decode_tensors(
     """
     reader = PayloadReader(payload)
     names = _read_header(reader, settings, shapes)
-    codec = _CODECS[settings.compression][2](settings)
+    codec = _tensor_codec(settings)
     if codec is None:
         tensors = read_words(set(names), _needed(words_before), reader)
     else:
@@ -167,6 +172,11 @@ def change_limit_bytes(settings: MergeSettings, shapes: Shapes) -> int:
     entries = sum(shape.numel() for shape in shapes.values())
     _, entry_bytes, _ = _CODECS[settings.compression]
     return len(_header(settings)) + entries * entry_bytes + len(shapes) * _TENSOR_BYTES
+
+
+def _tensor_codec(settings: MergeSettings) -> TensorCodec | None:
+    _, _, codec_of = _CODECS[settings.compression]
+    return codec_of(settings)
 
 
 def _needed(words_before: WordsBefore | None) -> WordsBefore:
