@@ -26,7 +26,7 @@ Requests = AsyncIterator[merge_pb2.ContributeRequest]
 
 
 class ContributorStream:
-    """What one contributor is to be told, until its stream ends."""
+    """Messages to one contributor, until its stream ends."""
 
     def __init__(self) -> None:
         self._untold: deque[ToContributor] = deque()

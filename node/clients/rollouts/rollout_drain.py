@@ -85,7 +85,7 @@ class RolloutDrain:
             backoff=backoff,
         )
         self._stopping = asyncio.Event()
-        """Of ``run``; nothing more is received once it is set."""
+        """As ``run`` has it; nothing more is received once it is set."""
         self._count_lost_stream = count_lost_stream
         self._waiting = waiting
         self._said_version = version
