@@ -5,7 +5,6 @@ import random
 from grpc.aio import Channel
 
 from learner.config import LearnerConfig
-from learner.merging.contributor_streams import ContributorStreams
 from learner.operator_orders import recent_changes
 from learner.restored_learner import RestoredLearner
 from learner.training.evidence import Evidence
@@ -14,6 +13,7 @@ from node.clients.membership.join_call import Member
 from node.clients.membership.membership_client import MembershipClient
 from node.identity.revocation import RevocationCopy
 from node.process.coordinator_link import CoordinatorLink
+from node.serving.merge_servicer import MergeServicer
 from node.system.clock import Clock
 from node.text.text_rules import TextRules
 from node.text.tokenizer import chat_template_digest, tokenizer_digest
@@ -60,7 +60,7 @@ def join(
     restored: RestoredLearner,
     evidence: Evidence,
     revoked: RevocationCopy | None = None,
-    contributors: ContributorStreams | None = None,
+    contributors: MergeServicer | None = None,
 ) -> JoinedCoordinator:
     """Prepare to join; the coordinator's ``membership`` does, once it is run.
 

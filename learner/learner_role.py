@@ -24,7 +24,6 @@ from grpc.aio import Channel
 from learner.config import LearnerConfig
 from learner.intake.batch_buffer import BatchBuffer
 from learner.joined_coordinator import join
-from learner.merging.contributor_streams import ContributorStreams
 from learner.metrics import Instruments
 from learner.publishing.earlier_versions import EarlierVersions
 from learner.publishing.further_artifacts import FurtherArtifacts
@@ -101,13 +100,7 @@ async def build(context: RoleContext) -> list[Service]:
     drain = _drain(link.dial(Purpose.ROLLOUTS), buffer, config, restored, instruments)
     contributors = None
     if revoked is not None:
-        contributors = ContributorStreams(
-            restored.base.model.root,
-            restored.policy.layout.digest,
-            wake=drain.wake,
-            clock=context.clock,
-            metrics=instruments.metrics.merging,
-        )
+        contributors = MergeServicer(restored.base.model.root, restored.policy.layout.digest)
     coordinator = join(link, config, restored, evidence, revoked, contributors)
 
     def on_step(line: StepLine | None, batch: Sequence[RolloutGroup]) -> None:
@@ -171,17 +164,16 @@ def _drain(
 
 
 def _server(
-    context: RoleContext, config: LearnerConfig, contributors: ContributorStreams, revoked: RevocationCopy
+    context: RoleContext, config: LearnerConfig, contributors: MergeServicer, revoked: RevocationCopy
 ) -> RpcServer:
     """Return the server on which contributors reach the learner."""
     assert config.merge is not None
-    servicer = MergeServicer(contributors)
     return make_server(
         context,
         "contributors",
         listen=config.merge.listen,
         revocations=RevocationList(lambda: revoked.node_ids),
-        servicers=(partial(add_to_server, servicer),),
+        servicers=(partial(add_to_server, contributors),),
         limits=ServerLimits(rpc=RpcLimits(submission_bytes=CHUNK_BYTES)),
     )
 

@@ -26,13 +26,24 @@ from learner.contributor.held_words import HeldWords
 from learner.contributor.local_trainer import LocalTrainer
 from learner.contributor.metrics import ContributorMetrics
 from learner.contributor.terms import Terms
-from node.clients.contributions.contribute_stream import ContributeStream, Listener
+from node.clients.contributions.contribute_stream import (
+    OwedToLearner,
+    contribute_stream,
+    say_goodbye,
+)
 from node.errors import RefusedError
+from node.rpc.call_ends import ConnectionLost
 from node.system.backoff import Backoff
 from node.system.clock import Clock
-from node.system.waits import put_away, run_until, wait_at_most
+from node.system.waits import run_until, side_by_side, wait_at_most
 from node.telemetry.metrics import NodeMetrics
-from node.values.contribution import ContributionAnswer
+from node.values.contribution import (
+    ContributionAnswer,
+    ContributorHello,
+    GroupsTaken,
+    MergeTerms,
+    ToContributor,
+)
 from node.values.groups.rollout import EncodedGroup
 from node.values.run import RunSettings
 from node.weights.store.artifact_store import ArtifactStore
@@ -79,14 +90,10 @@ class Contributor:
         """The terms that the trainer goes by."""
         self._handed_in_at_s = 0.0
         self._stops_at_s: float | None = None
-        self._stream = ContributeStream(
-            channel,
-            self._state,
-            layout_digest=layout_digest,
-            base_root=words.version.root,
-            listener=Listener(self._changed.set, self._note_answer, metrics.lost_streams.inc),
-            backoff=Backoff(random),
-        )
+        self._layout_digest = layout_digest
+        self._base_root = words.version.root
+        self._channel = channel
+        self._stream = contribute_stream(channel, self, backoff=Backoff(random))
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Contribute until ``stopping``; then end the step, hand in what is trained and give the rest back.
@@ -97,33 +104,55 @@ class Contributor:
         """
         ready()
         loop = asyncio.get_running_loop()
-        stopped = asyncio.create_task(self._wake_at(stopping))
-        try:
-            with self._store.listening(lambda: loop.call_soon_threadsafe(self._changed.set)):
-                if not await self._has_joined(stopping):
-                    return
-                stream = asyncio.create_task(self._stream.run())
-                work = asyncio.create_task(self._work(stopping))
-                try:
-                    await asyncio.wait({stream, work}, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    # Work in a thread goes on to its end, and masters are not read meanwhile.
-                    await put_away(stream, work)
-                for task in (work, stream):
-                    if not task.cancelled():
-                        task.result()
-        finally:
-            await put_away(stopped)
+        await run_until(stopping, self._join())
+        if stopping.is_set():
+            return
+        with self._store.listening(lambda: loop.call_soon_threadsafe(self._changed.set)):
+            async with side_by_side() as tasks:
+                stream = tasks.create_task(self._stream.run())
+                stopped = tasks.create_task(self._wake_at(stopping))
+                await self._work(stopping)
+                stream.cancel()
+                stopped.cancel()
         if self._state.held_group_ids:
-            await self._stream.say_goodbye()
+            await say_goodbye(self._channel, self._hello(self._state.travelling_group_ids))
 
-    async def _has_joined(self, stopping: asyncio.Event) -> bool:
-        async def join() -> None:
-            head = (await self._run_settings()).head
-            self._state.starts_from(0 if head is None else head.number)
+    def hello(self) -> ContributorHello:
+        """Begin a new stream: say what is here; a contribution under way is owed again."""
+        self._state.connected()
+        return self._hello(self._state.held_group_ids)
 
-        await run_until(stopping, join())
-        return not stopping.is_set()
+    def take_owed(self) -> OwedToLearner:
+        """Return what to send now, and count it as sent."""
+        return self._state.take_owed()
+
+    def hear(self, told: ToContributor) -> None:
+        """Take what the learner tells. Raises StartupError, ConnectionLost: as ``Account``."""
+        match told:
+            case MergeTerms():
+                self._state.told(told)
+            case EncodedGroup():
+                if not self._state.has_room_for(told.group_id):
+                    raise ConnectionLost(f"the learner dealt group {told.group_id} beyond the credits")
+                self._state.delivered(told)
+            case ContributionAnswer():
+                if self._state.answered(told):
+                    self._note_answer(told)
+            case GroupsTaken():
+                self._state.taken(told.group_ids)
+        self._stream.wake()
+        self._changed.set()
+
+    def lost(self) -> None:
+        """Note that a stream was lost."""
+        self._metrics.lost_streams.inc()
+
+    def _hello(self, held_group_ids: tuple[str, ...]) -> ContributorHello:
+        return ContributorHello(self._layout_digest, self._base_root, held_group_ids)
+
+    async def _join(self) -> None:
+        head = (await self._run_settings()).head
+        self._state.starts_from(0 if head is None else head.number)
 
     async def _wake_at(self, stopping: asyncio.Event) -> None:
         await stopping.wait()

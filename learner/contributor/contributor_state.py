@@ -86,9 +86,8 @@ class ContributorState:
         self._number = numbered_after
         self._travelling: Contribution | None = None
         self._travelling_ids: tuple[str, ...] = ()
-        self._answer: int | None = None
-        """The version into which it was merged, not adopted yet."""
-        self._is_refused = False
+        self._answer: ContributionAnswer | None = None
+        """To the newest contribution, which masters do not follow yet."""
         self._is_owed = False
         self._credit_outstanding = 0
 
@@ -157,11 +156,9 @@ class ContributorState:
         """Note an answer; return whether it is one to the contribution under way."""
         if self._travelling is None or self._travelling.number != answer.number:
             return False
-        merged_version = answer.merged_version
         self._travelling, self._is_owed, self._travelling_ids = None, False, ()
-        if merged_version is None or merged_version > self.version:
-            self._answer = self.version if merged_version is None else merged_version
-            self._is_refused = merged_version is None
+        if answer.merged_version is None or answer.merged_version > self.version:
+            self._answer = answer
         return True
 
     def available(self, version: int) -> None:
@@ -182,7 +179,7 @@ class ContributorState:
 
     def adopted(self, version: int) -> None:
         """Note that masters are measured from ``version`` now."""
-        self.version, self._answer, self._is_refused = version, None, False
+        self.version, self._answer = version, None
 
     def next_move(self, *, is_stopping: bool = False) -> Move:
         """Return what to do now."""
@@ -191,8 +188,9 @@ class ContributorState:
             return self._last_move()
         if terms is None:
             return WaitFor(LEARNER)
-        if (version := self._adoptable(terms)) is not None:
-            return Adopt(version, is_refused=self._is_refused)
+        if self._is_adoptable(terms):
+            is_refused = self._answer is not None and self._answer.merged_version is None
+            return Adopt(self._available, is_refused)
         if self._first_version > self.version and self.is_idle:
             return WaitFor(MERGED)
         is_round_full = self._batches >= terms.merge.local_steps
@@ -211,12 +209,12 @@ class ContributorState:
             return HandIn(self._number + 1)
         return Leave()
 
-    def _adoptable(self, terms: Terms) -> int | None:
-        newest = self._available
+    def _is_adoptable(self, terms: Terms) -> bool:
+        """Whether masters are to go over to the newest version that is here."""
         if self._answer is not None:
-            return newest if newest >= self._answer else None
+            return self._available >= (self._answer.merged_version or 0)
         rounds_behind = terms.merge.late_rounds if self._batches else 0
-        return newest if self._travelling is None and newest - self.version > rounds_behind else None
+        return self._travelling is None and self._available - self.version > rounds_behind
 
     def _room(self, terms: Terms) -> int:
         """Return how many groups may be held: the next batch, and one more while steps are taken."""

@@ -15,7 +15,6 @@ from learner.merging.changes.coder import ChangeEncoder
 from learner.merging.changes.word_changes import WordsBefore
 from learner.merging.contribution import ContributionReport, LocalStep
 from learner.merging.formulas.fragments import Fragments
-from learner.merging.handed_in import payload_digest
 from learner.step.step_inputs import StepInputs
 from learner.step.step_loss import StepLoss
 from learner.step.train_step import StepOutcome
@@ -135,7 +134,7 @@ class LocalTrainer:
                 keep=self._masters.keep,
             )
             report = replace(report, norm=self._masters.hand_in(names, overlap=merge.overlap))
-        return Contribution(number, version, report.to_json(), payload, payload_digest(payload)), report
+        return Contribution.of(number, version, report.to_json(), payload), report
 
     def adopt(self, version: int, *, is_refused: bool) -> None:
         """Go over to a version that is stored.

@@ -32,6 +32,8 @@ class Terms:
             # json's own reader: settings may be infinite.
             step = StepSettings.model_validate(json.loads(told.step_settings))
             merge = MergeSettings.model_validate(json.loads(told.merge_settings))
+            if told.batch_groups < 1:
+                raise ValueError(f"batches of {told.batch_groups} groups")
         except ValueError as error:
             raise StartupError(
                 f"the learner's terms cannot be read: {error}", fix="Run the same release everywhere."
@@ -40,10 +42,5 @@ class Terms:
             raise StartupError(
                 f"the learner's objective is {step.objective!r}, and a contributor takes built-in ones alone",
                 fix="Choose one of the menu for the run, or unset learner.merge.",
-            )
-        if told.batch_groups < 1:
-            raise StartupError(
-                f"the learner's batches have {told.batch_groups} groups",
-                fix="Run the same release everywhere.",
             )
         return cls(step, merge, told.batch_groups)

@@ -1,17 +1,20 @@
 """Decides which contributor trains on which group; pure.
 
-    admitted --deal--> held --hand_in--> handed in --consumed--> gone: in a merge that is durable
-                 ^       |                  |
-                 '-------+--- given back ---'    its contributor is gone, started again, or was refused
+    admitted --deal--------> held --hand_in--> handed in --consumed--> gone: in a merge that is durable
+    claimed --found-------^  |                 |
+       ^---------------------'-----------------'  given back: its contributor is gone, has started again,
+                                                  or was refused
 
 A group is with one contributor or with none. What a contributor says of itself is believed for groups that
-nobody else has: after a restart of the learner, that is how its groups are found again. Each contributor may
-hold its share of the room, so that neither a slow nor a greedy one keeps the others from theirs.
+nobody else has: after a restart of the learner it claims them, and the coordinator delivers them again. Each
+contributor may hold its share of the room, so that neither a slow nor a greedy one keeps the others from
+theirs.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from node.errors import Reason, RefusedError
 from node.values.groups.rollout import RolloutGroup
@@ -19,21 +22,27 @@ from node.values.groups.rollout import RolloutGroup
 
 @dataclass(slots=True)
 class _Hand:
-    """The groups of one contributor."""
+    """The stream and the credits of one contributor."""
 
     stream: object | None = None
     """None: it is not connected."""
     gone_since_s: float = 0.0
     credits: int = 0
-    held: dict[str, RolloutGroup] = field(default_factory=dict)
-    """Dealt, and in no contribution that has come."""
-    handed_in: dict[str, RolloutGroup] = field(default_factory=dict)
-    claimed: set[str] = field(default_factory=set)
-    """It says that it holds them, and they have not been delivered here since the start."""
+
+
+@dataclass(slots=True)
+class _Dealt:
+    """A group that is with a contributor."""
+
+    contributor: str
+    group: RolloutGroup | None
+    """None: claimed."""
+    is_handed_in: bool = False
 
     @property
-    def groups(self) -> int:
-        return len(self.held) + len(self.handed_in) + len(self.claimed)
+    def is_held(self) -> bool:
+        """Whether it is here, and in no contribution."""
+        return self.group is not None and not self.is_handed_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +78,20 @@ class Deals:
         """Begin at the learner's start, at which nobody is known to hold anything."""
         self._rules = rules
         self._hands: dict[str, _Hand] = {}
+        self._dealt: dict[str, _Dealt] = {}
+        """By group id."""
         self._deals_from_s = now + rules.restart_wait_s
         self._claims_until_s = now + rules.restart_wait_s + rules.member_timeout_s
 
     @property
     def contributors(self) -> tuple[str, ...]:
         """Names of all that are connected, sorted."""
-        return tuple(sorted(name for name, hand in self._hands.items() if hand.stream is not None))
+        return tuple(sorted(name for name, one in self._hands.items() if one.stream is not None))
 
     @property
     def held_groups(self) -> int:
         """Groups that are with contributors, or in contributions."""
-        return sum(len(hand.held) + len(hand.handed_in) for hand in self._hands.values())
+        return sum(one.group is not None for one in self._dealt.values())
 
     @property
     def version_groups(self) -> int:
@@ -111,35 +122,33 @@ class Deals:
         Raises:
             RefusedError: BUSY; there is no room for one more.
         """
-        hand = self._hands.get(name)
-        if hand is None:
-            if len(self._hands) >= (most := self._rules.most_contributors):
-                raise RefusedError(
-                    Reason.BUSY,
-                    f"the learner has room for {most} contributors of {self._rules.hand_groups} groups each "
-                    f"in learner.buffer_groups = {self._rules.capacity_groups}",
-                    fix="raise learner.buffer_groups",
-                )
-            hand = self._hands[name] = _Hand()
-        hand.stream, hand.credits, hand.claimed = stream, 0, set()
+        if name not in self._hands and len(self._hands) >= (most := self._rules.most_contributors):
+            raise RefusedError(
+                Reason.BUSY,
+                f"the learner has room for {most} contributors of {self._rules.hand_groups} groups each "
+                f"in learner.buffer_groups = {self._rules.capacity_groups}",
+                fix="raise learner.buffer_groups",
+            )
+        self._hands[name] = _Hand(stream)
         said = dict.fromkeys(held_ids)
+        unsaid = [one for one in self.held_by(name) if one not in said]
+        back = self._popped([*unsaid, *(one for one in self._ids_of(name) if self.is_claimed(one))])
+        room = self._rules.capacity_groups - len(self._ids_of(name)) if now < self._deals_from_s else 0
         taken = []
         for group_id in said:
-            if group_id in hand.held or group_id in hand.handed_in:
-                continue
-            room = hand.groups < self._rules.capacity_groups and now < self._deals_from_s
-            if room and not was_trained(group_id) and self._holder(group_id) is None:
-                hand.claimed.add(group_id)
-            else:
+            known = self._dealt.get(group_id)
+            if known is None and room > 0 and not was_trained(group_id):
+                self._dealt[group_id] = _Dealt(name, None)
+                room -= 1
+            elif known is None or known.contributor != name:
                 taken.append(group_id)
-        lost = [group_id for group_id in hand.held if group_id not in said]
-        return tuple(taken), [hand.held.pop(group_id) for group_id in lost]
+        return tuple(taken), back
 
     def disconnect(self, name: str, stream: object, *, now: float) -> None:
         """Note that a stream has ended; an older one's end means nothing."""
         hand = self._hands.get(name)
         if hand is not None and hand.stream is stream:
-            hand.stream, hand.gone_since_s, hand.credits = None, now, 0
+            self._hands[name] = _Hand(gone_since_s=now)
 
     def credit(self, name: str, groups: int) -> None:
         """Note that a contributor has room for more groups."""
@@ -147,95 +156,81 @@ class Deals:
         hand.credits = min(hand.credits + groups, self._rules.capacity_groups)
 
     def taker(self, *, now: float) -> str | None:
-        """Return who is dealt the next batch: of those with room and a share left, who has the fewest."""
-        if now < self._deals_from_s:
-            return None
-        rules = self._rules
-        share = max(rules.hand_groups, rules.capacity_groups // max(1, len(self._hands)))
-        ready = [
-            (hand.groups, name)
-            for name, hand in self._hands.items()
-            if hand.stream is not None
-            and hand.credits >= rules.batch_groups
-            and hand.groups + rules.batch_groups <= share
-        ]
-        return min(ready)[1] if ready else None
+        """Return who is dealt the next batch: of those that ask for one, who has the fewest groups."""
+        asking, counts = self.asking(now=now), self._counts()
+        return min(asking, key=lambda name: (counts[name], name), default=None)
 
-    def deal(self, name: str, batch: Iterable[RolloutGroup]) -> None:
+    def asking(self, *, now: float) -> frozenset[str]:
+        """Return the contributors that have room, and a share left, for a batch."""
+        rules, counts = self._rules, self._counts()
+        share = max(rules.hand_groups, rules.capacity_groups // max(1, len(self._hands)))
+        return frozenset(
+            name
+            for name, hand in self._hands.items()
+            if now >= self._deals_from_s
+            and hand.credits >= rules.batch_groups
+            and counts[name] + rules.batch_groups <= share
+        )
+
+    def deal(self, name: str, batch: Sequence[RolloutGroup]) -> None:
         """Note that groups go to a contributor."""
-        hand = self._hands[name]
-        for group in batch:
-            hand.held[group.group_id] = group
-            hand.credits -= 1
+        self._dealt |= {group.group_id: _Dealt(name, group) for group in batch}
+        self._hands[name].credits -= len(batch)
 
     def found(self, group: RolloutGroup) -> bool:
         """Take a group that has come for who claims it; return whether somebody does."""
-        name = self._holder(group.group_id)
-        if name is None:
-            return False
-        hand = self._hands[name]
-        hand.claimed.discard(group.group_id)
-        hand.held[group.group_id] = group
-        return True
+        if is_claimed := self.is_claimed(group.group_id):
+            self._dealt[group.group_id].group = group
+        return is_claimed
 
     def is_claimed(self, group_id: str) -> bool:
         """Whether a group that has not come since the start is somebody's."""
-        return any(group_id in hand.claimed for hand in self._hands.values())
+        return group_id in self._dealt and self._dealt[group_id].group is None
 
     def awaits(self, name: str, group_ids: Iterable[str]) -> bool:
         """Whether some of a contributor's groups have yet to be delivered here."""
-        return name in self._hands and not self._hands[name].claimed.isdisjoint(group_ids)
+        return any(self.is_claimed(one) and self._dealt[one].contributor == name for one in group_ids)
 
     def objection(self, name: str, group_ids: Sequence[str]) -> str:
         """Return why a contribution of these groups cannot be taken; empty: it can."""
-        hand = self._hands.get(name, _Hand())
         if len(set(group_ids)) != len(group_ids):
             return "it names a group twice"
-        foreign = [group_id for group_id in group_ids if group_id not in hand.held]
+        foreign = set(group_ids).difference(self.held_by(name))
         return f"it names {len(foreign)} groups that {name} does not hold" if foreign else ""
 
     def hand_in(self, name: str, group_ids: Sequence[str]) -> dict[str, RolloutGroup]:
         """Note that a contribution to which there is no objection has come; return its groups."""
-        hand = self._hands[name]
-        groups = {group_id: hand.held.pop(group_id) for group_id in group_ids}
-        hand.handed_in |= groups
-        return groups
+        for group_id in group_ids:
+            self._dealt[group_id].is_handed_in = True
+        return self.handed_in(name)
 
-    def held_by(self, name: str) -> set[str]:
+    def held_by(self, name: str) -> list[str]:
         """Return the groups that a contributor was dealt and that are in no contribution."""
-        return set(self._hands[name].held) if name in self._hands else set()
+        return [group_id for group_id in self._ids_of(name) if self._dealt[group_id].is_held]
 
     def handed_in(self, name: str) -> dict[str, RolloutGroup]:
         """Return the groups of a contributor's contribution."""
-        return dict(self._hands[name].handed_in)
+        mine = ((group_id, self._dealt[group_id]) for group_id in self._ids_of(name))
+        return {one: place.group for one, place in mine if place.is_handed_in and place.group is not None}
 
     def consumed(self, name: str, group_ids: Iterable[str]) -> None:
         """Forget groups of a contribution whose merge is durable."""
-        for group_id in group_ids:
-            del self._hands[name].handed_in[group_id]
+        self.give_back(name, group_ids)
 
     def give_back(self, name: str, group_ids: Iterable[str]) -> list[RolloutGroup]:
-        """Return a refused contribution's groups, as far as its contributor holds them, to be dealt again."""
-        hand, back = self._hands.get(name, _Hand()), []
-        for group_id in dict.fromkeys(group_ids):
-            group = hand.held.pop(group_id, None) or hand.handed_in.pop(group_id, None)
-            if group is not None:
-                back.append(group)
-            hand.claimed.discard(group_id)
-        return back
+        """Return those of some groups that a contributor has, to be dealt again."""
+        own = set(self._ids_of(name))
+        return self._popped([one for one in dict.fromkeys(group_ids) if one in own])
 
     def expire(self, *, now: float) -> list[RolloutGroup]:
         """Return the groups of contributors that have been gone for too long; what they handed in stays."""
         back: list[RolloutGroup] = []
         if now >= self._claims_until_s:
-            for hand in self._hands.values():
-                hand.claimed.clear()
+            self._popped([one for one in self._dealt if self.is_claimed(one)])
         for name, hand in list(self._hands.items()):
             if hand.stream is None and now >= hand.gone_since_s + self._rules.member_timeout_s:
-                back += hand.held.values()
-                hand.held.clear()
-                hand.claimed.clear()
-                if not hand.handed_in:
+                back += self._popped([one for one in self._ids_of(name) if not self._dealt[one].is_handed_in])
+                if not self._ids_of(name):
                     del self._hands[name]
         return back
 
@@ -245,25 +240,30 @@ class Deals:
         Args:
             has_room: whether more groups can be delivered here. Without, a hand that is not full stays so.
         """
-        return frozenset(
-            name
-            for name, hand in self._hands.items()
-            if hand.claimed or (hand.held and (has_room or len(hand.held) >= self._rules.hand_groups))
-        )
+        places = self._dealt.values()
+        claim = {one.contributor for one in places if one.group is None}
+        held = Counter(one.contributor for one in places if one.is_held)
+        least = 1 if has_room else self._rules.hand_groups
+        return frozenset(name for name in self._hands if name in claim or held[name] >= least)
 
     def next_event_s(self, *, now: float) -> float | None:
         """Return when ``taker`` or ``expire`` may have another answer by time alone; None: never."""
         times = [
             hand.gone_since_s + self._rules.member_timeout_s
-            for hand in self._hands.values()
-            if hand.stream is None and (hand.held or hand.claimed or not hand.handed_in)
+            for name, hand in self._hands.items()
+            if hand.stream is None and not (self.handed_in(name) and not self.held_by(name))
         ]
         times += [self._deals_from_s] if now < self._deals_from_s else []
-        times += [self._claims_until_s] if any(hand.claimed for hand in self._hands.values()) else []
+        times += [self._claims_until_s] if any(map(self.is_claimed, self._dealt)) else []
         return min(times, default=None)
 
-    def _holder(self, group_id: str) -> str | None:
-        for name, hand in self._hands.items():
-            if group_id in hand.held or group_id in hand.handed_in or group_id in hand.claimed:
-                return name
-        return None
+    def _counts(self) -> Counter[str]:
+        return Counter(one.contributor for one in self._dealt.values())
+
+    def _ids_of(self, name: str) -> list[str]:
+        return [group_id for group_id, one in self._dealt.items() if one.contributor == name]
+
+    def _popped(self, group_ids: Iterable[str]) -> list[RolloutGroup]:
+        """Forget where some groups are; return those that are here."""
+        places = [self._dealt.pop(group_id) for group_id in group_ids]
+        return [one.group for one in places if one.group is not None]

@@ -1,4 +1,4 @@
-"""A contribution as it was handed in, and as the learner's journal keeps it.
+"""A contribution as it was handed in, read, and as the learner's journal keeps it.
 
 header    a line of JSON: contributor, number, base_version, tokens | the report, as it came
 columns   payload
@@ -7,35 +7,25 @@ columns   payload
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, Self
-
-import blake3
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, Self
 
 from learner.merging.contribution import Contributed, ContributionReport, LocalStep
 from learner.merging.formulas.outer_step import Worked
 from learner.step_numbers import BatchFigures, StepNumbers
+from node.values.contribution import Contribution
 from node.values.groups.rollout import EncodedGroup, RolloutGroup
-from node.values.merging import ContributionHead
 
-DIGEST_BYTES: Final = 16
+_COUNTS: Final = frozenset({"teaching_groups", "tokens", "clamped_tokens", "read_tokens", "distinct_tokens"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HandedIn:
-    """One contribution, whole."""
+    """A contribution with its sender and what its report says."""
 
     contributor: str
-    number: int
-    base_version: int
-    """The merged version that its steps began from."""
+    contribution: Contribution
     report: ContributionReport
-    report_json: bytes
-    """As it came."""
-    payload: bytes
-    """Empty: its groups taught nothing, and there is no change."""
-    digest: bytes
-    """A digest of report and payload; see ``digest_of``."""
     tokens: int = 0
     """Drawn tokens of the groups of its steps, as the learner counts them; 0: it has not yet."""
 
@@ -57,46 +47,34 @@ class HandedIn:
     @property
     def contributed(self) -> Contributed:
         """Its part of the progress, once it is merged."""
-        return Contributed(self.contributor, self.number, self.digest.hex())
+        return Contributed(self.contributor, self.contribution.number, self.contribution.digest.hex())
+
+    @classmethod
+    def of(cls, contributor: str, contribution: Contribution) -> Self:
+        """Read what a contributor has sent; hashes it. Raises ValueError: it is not what it says."""
+        one = contribution
+        if one.digest != Contribution.of(one.number, one.base_version, one.report, one.payload).digest:
+            raise ValueError("report and payload do not have the digest that its header says")
+        report = ContributionReport.of_json(one.report)
+        if bool(report.steps) != bool(one.payload):
+            raise ValueError("a change without steps, or steps without a change")
+        return cls(contributor, one, report)
 
     def journalled(self) -> EncodedGroup:
         """Return it as a row of the journal."""
-        about = {name: getattr(self, name) for name in ("contributor", "number", "base_version", "tokens")}
-        return EncodedGroup(json.dumps(about).encode() + b"\n" + self.report_json, self.payload)
+        one = self.contribution
+        about = {"contributor": self.contributor, "number": one.number, "base_version": one.base_version}
+        return EncodedGroup(
+            json.dumps(about | {"tokens": self.tokens}).encode() + b"\n" + one.report, one.payload
+        )
 
     @classmethod
     def of_journal(cls, row: EncodedGroup) -> Self:
         """Read a row. Raises ValueError: it is no contribution."""
         about, _, report = row.header.partition(b"\n")
         told = json.loads(about)
-        digest = payload_digest(row.columns)
-        head = ContributionHead(told["number"], told["base_version"], report, len(row.columns), digest)
-        return replace(cls.of(told["contributor"], head, row.columns), tokens=told["tokens"])
-
-    @classmethod
-    def of(cls, contributor: str, header: ContributionHead, payload: bytes) -> Self:
-        """Read what a contributor has sent.
-
-        Raises:
-            ValueError: the report is none, or the payload is not the header's.
-        """
-        if len(payload) != header.payload_bytes or payload_digest(payload) != header.payload_digest:
-            raise ValueError("the payload is not what its header says")
-        report = ContributionReport.of_json(header.report)
-        if bool(report.steps) != bool(payload):
-            raise ValueError("a change without steps, or steps without a change")
-        number, base_version = header.number, header.base_version
-        return cls(contributor, number, base_version, report, header.report, payload, digest_of(header))
-
-
-def payload_digest(payload: bytes) -> bytes:
-    """Return BLAKE3 of a payload, as its header has it."""
-    return blake3.blake3(payload).digest(length=DIGEST_BYTES)
-
-
-def digest_of(header: ContributionHead) -> bytes:
-    """Return a digest of report and payload: of the groups of a contribution, and of its change."""
-    return payload_digest(header.payload_digest + header.report)
+        one = Contribution.of(told["number"], told["base_version"], report, row.columns)
+        return cls(told["contributor"], one, ContributionReport.of_json(report), told["tokens"])
 
 
 def report_objection(one: HandedIn, groups: Mapping[str, RolloutGroup], *, version: int) -> str:
@@ -106,8 +84,8 @@ def report_objection(one: HandedIn, groups: Mapping[str, RolloutGroup], *, versi
         groups: all of the contribution's, as they were dealt.
         version: the newest.
     """
-    if not 0 <= one.base_version <= version:
-        return f"its steps began from version {one.base_version}, the newest is {version}"
+    if not 0 <= one.contribution.base_version <= version:
+        return f"its steps began from version {one.contribution.base_version}, the newest is {version}"
     for step in one.report.steps:
         numbers, kl_nats = step.numbers, step.kl_nats_of_groups
         if not step.groups or len(kl_nats) != len(step.groups):
@@ -140,23 +118,13 @@ def merged_numbers(steps: Sequence[LocalStep], batch: BatchFigures) -> StepNumbe
     told = [step.numbers for step in steps]
     tokens = sum(one.tokens for one in told)
 
-    def mean(name: str) -> float:
-        return float(sum(getattr(one, name) * one.tokens for one in told) / tokens)
+    def merged(name: str) -> Any:
+        values = [getattr(one, name) for one in told]
+        if None in values:
+            return None
+        if name in _COUNTS:
+            return sum(values)
+        return sum(value * one.tokens for value, one in zip(values, told, strict=True)) / tokens
 
-    def mean_if_known(name: str) -> float | None:
-        return None if any(getattr(one, name) is None for one in told) else mean(name)
-
-    return StepNumbers(
-        batch=batch,
-        teaching_groups=sum(one.teaching_groups for one in told),
-        tokens=tokens,
-        gradient_norm=mean("gradient_norm"),
-        learning_rate=mean("learning_rate"),
-        kl_nats=mean("kl_nats"),
-        reference_kl_nats=mean_if_known("reference_kl_nats"),
-        surprisal_nats=mean("surprisal_nats"),
-        ess_ratio=mean("ess_ratio"),
-        clip_fraction=mean("clip_fraction"),
-        truncated_fraction=mean_if_known("truncated_fraction"),
-        clamped_tokens=sum(one.clamped_tokens for one in told),
-    )
+    names = [one.name for one in fields(StepNumbers) if one.name != "batch"]
+    return StepNumbers(batch=batch, **{name: merged(name) for name in names})

@@ -85,7 +85,9 @@ def merged_changes(inputs: MergeInputs, shapes: Shapes, *, words_before: WordsBe
     settings = inputs.settings
     weights = weights_of([one.worked for one in inputs.handed_in], settings.weighting)
     coded = [
-        (one.payload, weight) for one, weight in zip(inputs.handed_in, weights, strict=True) if one.payload
+        (one.contribution.payload, weight)
+        for one, weight in zip(inputs.handed_in, weights, strict=True)
+        if one.contribution.payload
     ]
     names = sorted(shapes)
     if settings.compression == "word_changes":

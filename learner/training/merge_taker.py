@@ -9,6 +9,7 @@ A group is told of once the version that its contribution made is in the journal
 
 import json
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -28,7 +29,8 @@ from learner.training.step_taken import taught_nothing
 from learner.training.training_state import TrainingState
 from learner.training.work_thread import WorkThread
 from node.clients.rollouts.rollout_drain import RolloutDrain
-from node.errors import StartupError
+from node.errors import Reason, RefusedError, StartupError
+from node.serving.merge_servicer import MergeServicer
 from node.values.contribution import MergeTerms
 from node.values.groups.rollout import RolloutGroup
 from node.values.groups.verdict import Verdict
@@ -45,7 +47,7 @@ class MergeTaker:
         self,
         state: TrainingState,
         records: StepRecords,
-        streams: ContributorStreams,
+        servicer: MergeServicer,
         run: RunSettings,
         *,
         coordinator: Coordinator,
@@ -55,14 +57,14 @@ class MergeTaker:
         thread: WorkThread,
         instruments: Instruments,
     ) -> None:
-        """Take contributors in at ``streams`` from now on.
+        """Take contributors in at ``servicer`` from now on.
 
         Raises:
             StartupError: the buffer is too small for one contribution.
         """
         config = state.config.merge
         assert config is not None
-        self._state, self._records, self._streams = state, records, streams
+        self._state, self._records = state, records
         self._coordinator, self._buffer, self._intake = coordinator, buffer, intake
         self._drain, self._thread, self._clock = drain, thread, instruments.clock
         self._metrics = instruments.metrics.merging
@@ -90,12 +92,17 @@ class MergeTaker:
         shapes = {name: one.shape for name, one in state.policy.parameters.items()}
         self._show_rates()
         self._norm_of = partial(norm_of_change, settings=self._settings, shapes=shapes)
-        streams.begin(
+        self._handed_in: dict[str, HandedIn] = {}
+        """By contributor: read, and without an answer."""
+        self._streams = servicer.desk = ContributorStreams(
             self._deals,
             self._terms(),
             was_trained=lambda group_id: group_id in state.trained_slots,
             merged=state.progress.contributed,
             payload_limit=change_limit_bytes(self._settings, shapes),
+            wake=drain.wake,
+            clock=self._clock,
+            metrics=self._metrics,
         )
 
     @property
@@ -127,13 +134,13 @@ class MergeTaker:
         self._deal()
         await self._look_at_contributions()
         for name, why in self._unfit().items():
-            self._refuse(self._streams.waiting[name], why.detail, outcome=why.outcome)
+            self._refuse(self._handed_in[name], why.detail, outcome=why.outcome)
         self._metrics.round_seconds.set(self._rounds.age_s(now=now))
         self._metrics.dealt_groups.set(self._deals.held_groups)
         held = self._deals.held_groups + len(self._buffer)
         waited_for = self._deals.waited_for(has_room=held < self._capacity_groups)
         names = self._rounds.due(waited_for, now=self._clock.monotonic())
-        return bool(names) and await self._merge([self._streams.waiting[name] for name in names])
+        return bool(names) and await self._merge([self._handed_in[name] for name in names])
 
     def _deal(self) -> None:
         while (name := self._deals.taker(now=self._clock.monotonic())) is not None:
@@ -144,50 +151,65 @@ class MergeTaker:
             self._streams.deal(name, map(source_of, batch))
 
     async def _look_at_contributions(self) -> None:
-        for name, one in list(self._streams.inbox.items()):
-            if self._deals.awaits(name, one.group_ids):
-                continue  # the coordinator delivers its groups again
-            del self._streams.inbox[name]
-            why = self._deals.objection(name, one.group_ids)
-            if why:
-                self._refuse(one, why, outcome="groups", takes_all=True)
-                continue
-            groups = self._deals.hand_in(name, one.group_ids)
-            self._streams.waiting[name] = one = one.counted(groups)
-            try:
-                if why := report_objection(one, groups, version=self._state.version):
-                    raise ValueError(why)
-                words = self._state.trainer.words_before
-                norm_of = partial(self._norm_of, one.payload, words_before=words)
-                norm = await self._thread.do(norm_of) if one.payload else 0.0
-            except ValueError as error:
-                self._refuse(one, str(error), outcome="broken", takes_all=True)
-                continue
-            self._metrics.change_norm.labels(name).set(norm)
-            self._rounds.add(Added(name, one.base_version, norm))
+        for name, sent in list(self._streams.pending.items()):
+            if name not in self._handed_in:
+                try:
+                    self._handed_in[name] = await self._thread.do(partial(HandedIn.of, name, sent))
+                except ValueError as error:
+                    why = f"contribution {sent.number}: {error}"
+                    self._streams.end(name, RefusedError(Reason.MALFORMED, why))
+                    continue
+            one = self._handed_in[name]
+            # Until the coordinator has delivered its groups again, after a restart, they are claimed.
+            if name not in self._rounds and not self._deals.awaits(name, one.group_ids):
+                await self._take_in(one)
+
+    async def _take_in(self, one: HandedIn) -> None:
+        name = one.contributor
+        if why := self._deals.objection(name, one.group_ids):
+            # Its sender does not say what is so: it loses all that it holds.
+            self._refuse(one, why, outcome="groups", others=self._deals.held_by(name))
+            return
+        groups = self._deals.hand_in(name, one.group_ids)
+        one = self._handed_in[name] = one.counted(groups)
+        try:
+            norm = await self._thread.do(lambda: self._checked_norm(one, groups))
+        except ValueError as error:
+            self._refuse(one, str(error), outcome="broken")
+            return
+        self._metrics.change_norm.labels(name).set(norm)
+        self._rounds.add(Added(name, one.contribution.base_version, norm))
+
+    def _checked_norm(self, one: HandedIn, groups: Mapping[str, RolloutGroup]) -> float:
+        """Return the norm of a change. Raises ValueError: the report is untrue, or the change broken."""
+        if why := report_objection(one, groups, version=self._state.version):
+            raise ValueError(why)
+        payload = one.contribution.payload
+        return self._norm_of(payload, words_before=self._state.trainer.words_before) if payload else 0.0
 
     def _unfit(self) -> dict[str, Unfit]:
         """Return the contributions that can no longer be merged, and why."""
         unfit = self._rounds.refusals(version=self._state.version)
-        for name, one in self._streams.waiting.items():
-            if one.base_version < self._state.progress.oldest_usable_version:
-                why = f"its steps began from version {one.base_version}, which was rolled back"
+        for name, one in self._handed_in.items():
+            if one.contribution.base_version < self._state.progress.oldest_usable_version:
+                why = f"its steps began from version {one.contribution.base_version}, which was rolled back"
                 unfit[name] = Unfit("late", why)
         return unfit
 
-    def _refuse(self, one: HandedIn, why: str, *, outcome: str, takes_all: bool = False) -> None:
+    def _refuse(self, one: HandedIn, why: str, *, outcome: str, others: Sequence[str] = ()) -> None:
         """Tell a contributor why its contribution is not merged; deal its groups again.
 
         Args:
-            takes_all: whether it loses all that it holds, too, because it does not say what is so.
+            others: groups that are taken from it, too.
         """
-        if one.contributor in self._rounds:
-            self._rounds.remove(one.contributor)
-        others = self._deals.held_by(one.contributor) - set(one.group_ids) if takes_all else set[str]()
-        self._buffer.put_back(self._deals.give_back(one.contributor, [*one.group_ids, *sorted(others)]))
-        self._streams.refuse(one.contributor, one.number, why, taken=sorted(others))
+        name = one.contributor
+        del self._handed_in[name]
+        if name in self._rounds:
+            self._rounds.remove(name)
+        self._buffer.put_back(self._deals.give_back(name, [*one.group_ids, *others]))
+        self._streams.refuse(name, why, taken=others)
         self._metrics.contributions.labels(outcome).inc()
-        about = {"contributor": one.contributor, "number": one.number, "detail": why}
+        about = {"contributor": name, "number": one.contribution.number, "detail": why}
         logger.warning("contribution refused", extra=about)
 
     async def _merge(self, handed_in: list[HandedIn]) -> bool:
@@ -230,6 +252,7 @@ class MergeTaker:
         not_finite = [groups[g.group_id] for one in handed_in for g in one.report.not_finite]
         self._records.refuse(not_finite, verdict=Verdict.UNINFORMATIVE)
         for one in handed_in:
+            del self._handed_in[one.contributor]
             self._deals.consumed(one.contributor, one.group_ids)
             merged = replace(one.contributed, version=self._state.version)
             self._streams.answer(one.contributor, merged)

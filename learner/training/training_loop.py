@@ -13,7 +13,6 @@ import logging
 from collections.abc import Callable
 
 from learner.intake.batch_buffer import BatchBuffer
-from learner.merging.contributor_streams import ContributorStreams
 from learner.metrics import Instruments
 from learner.step_log import StepLog
 from learner.training.checkpoint_writer import CheckpointWriter
@@ -27,6 +26,7 @@ from learner.training.step_taker import StepTaker
 from learner.training.training_state import TrainingState
 from learner.training.work_thread import WorkThread
 from node.clients.rollouts.rollout_drain import RolloutDrain
+from node.serving.merge_servicer import MergeServicer
 from node.system.waits import drop, run_until
 from node.values.run import RunSettings
 
@@ -51,7 +51,7 @@ class TrainingLoop:
         earlier: VersionStager,
         was_skipped: Callable[[int], bool],
         instruments: Instruments,
-        contributors: ContributorStreams | None = None,
+        contributors: MergeServicer | None = None,
     ) -> None:
         """Continue from where ``training_state`` was restored to.
 
@@ -59,7 +59,7 @@ class TrainingLoop:
             buffer: in which ``drain`` puts what it receives.
             earlier: versions that an operator may order a rollback to.
             was_skipped: returns whether a version was made and never published.
-            contributors: those whose steps are merged, instead of taking them here; None: there are none.
+            contributors: where those are served whose steps are merged; None: steps are taken here.
         """
         self._state = training_state
         self._coordinator = coordinator

@@ -1,16 +1,22 @@
-"""A contribution on its way to the learner that merges it, and its terms, as their stream carries them."""
+"""Messages between a learner that merges and its contributors; fields as in merge.proto."""
 
 from dataclasses import dataclass
+from typing import Final, Self, TypeAlias
+
+import blake3
+
+from node.values.groups.rollout import EncodedGroup
+
+DIGEST_BYTES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class MergeTerms:
-    """By what contributors train; both settings are JSON that learner and contributor alone read."""
+class ContributorHello:
+    """Opens a contributor's stream."""
 
-    step_settings: bytes
-    merge_settings: bytes
-    batch_groups: int
-    """Groups of a step."""
+    layout_digest: bytes
+    base_root: bytes
+    held_group_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +31,24 @@ class Contribution:
     """Steps and groups, JSON."""
     payload: bytes
     """The change as coded. Empty: there is none."""
-    payload_digest: bytes
-    """16 bytes, BLAKE3."""
+    digest: bytes
+    """16 bytes, BLAKE3 of report and payload: two contributions with one digest are the same."""
+
+    @classmethod
+    def of(cls, number: int, base_version: int, report: bytes, payload: bytes) -> Self:
+        """Return a contribution with its digest."""
+        digest = blake3.blake3(report).update(payload).digest(length=DIGEST_BYTES)
+        return cls(number, base_version, report, payload, digest)
+
+
+@dataclass(frozen=True, slots=True)
+class MergeTerms:
+    """By what contributors train; both settings are JSON that learner and contributor alone read."""
+
+    step_settings: bytes
+    merge_settings: bytes
+    batch_groups: int
+    """Groups of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +60,13 @@ class ContributionAnswer:
     """The version that it is part of, durable. None: refused."""
     detail: str = ""
     """Why it was refused, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsTaken:
+    """Groups that the contributor no longer trains on."""
+
+    group_ids: tuple[str, ...]
+
+
+ToContributor: TypeAlias = MergeTerms | EncodedGroup | ContributionAnswer | GroupsTaken

@@ -95,9 +95,9 @@ def finding_from_wire(message: rollout_pb2.RewardFinding) -> RewardFinding:
 
 def submission_to_wire(group: EncodedGroup, *further: EncodedGroup) -> rollout_pb2.SubmitRolloutsRequest:
     request = rollout_pb2.SubmitRolloutsRequest()
-    _fill(request.group, group)
+    fill_group(request.group, group)
     for one in further:
-        _fill(request.further.add(), one)
+        fill_group(request.further.add(), one)
     return request
 
 
@@ -108,11 +108,11 @@ def submitted_from_wire(request: rollout_pb2.SubmitRolloutsRequest) -> list[Enco
 
 def delivery_to_wire(group: EncodedGroup) -> rollout_pb2.DrainRolloutsResponse:
     response = rollout_pb2.DrainRolloutsResponse()
-    _fill(response.group, group)
+    fill_group(response.group, group)
     return response
 
 
-def _fill(message: rollout_pb2.EncodedGroup, group: EncodedGroup) -> None:
+def fill_group(message: rollout_pb2.EncodedGroup, group: EncodedGroup) -> None:
     """Fill a part of another message, which would copy a whole one."""
     message.group_id, message.sampler_id = group.group_id, group.sampler_id
     message.header, message.columns = group.header, group.columns

@@ -135,6 +135,23 @@ async def test_another_contribution_under_one_number_ends_the_stream(start: Star
                 await a.heard_of("answer")
 
 
+@pytest.mark.parametrize("report", [b"{", b'{"steps": []}'])
+async def test_a_contribution_that_is_not_what_its_header_says_ends_the_stream(
+    start: Start, model_dir: Path, report: bytes
+) -> None:
+    async with start(merge=EXACT) as merging:
+        await served(merging)
+        async with contributor(merging, model_dir) as hand:
+            hand.number = 7
+            header, *parts = hand.contribution(report, b"change")
+            if report != b"{":
+                header.contribution.digest = bytes(16)
+            await hand.say(header, *parts)
+            with refused(Reason.MALFORMED, "7"):
+                await hand.heard_of("answer")
+            assert merging.shown("held_payload_bytes") == 0
+
+
 async def test_a_contributor_that_has_started_again_waits_for_its_contribution_of_before(
     start: Start, model_dir: Path
 ) -> None:

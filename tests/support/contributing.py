@@ -157,7 +157,7 @@ class HandContributor:
             base_version=self.version,
             report=report,
             payload_bytes=len(payload),
-            payload_digest=blake3.blake3(payload).digest(length=16),
+            digest=blake3.blake3(report + payload).digest(length=16),
         )
         parts = [payload[first : first + 1000] for first in range(0, len(payload), 1000)]
         self.sent = [

@@ -45,7 +45,6 @@ from node.process.daemon import StartStage, run_daemon
 from node.process.service import Service
 from node.values.contribution import Contribution
 from node.values.groups.rollout import EncodedGroup
-from node.values.merging import ContributionHead
 from node.values.roles import Role
 from node.weights.format.digests import Words
 from node.weights.format.layout import TensorSpan
@@ -195,9 +194,7 @@ def _lead(
 
 
 def _handed_in(place: Place, one: Contribution) -> HandedIn:
-    size = len(one.payload)
-    head = ContributionHead(one.number, one.base_version, one.report, size, one.payload_digest)
-    return HandedIn.of(f"site-{place.site}", head, one.payload)
+    return HandedIn.of(f"site-{place.site}", one)
 
 
 def _exchanged(store: TCPStore | None, place: Place, version: int, own: HandedIn) -> list[HandedIn]:

@@ -21,7 +21,6 @@ from learner.intake.batch_buffer import BatchBuffer
 from learner.journal.entry_rows import Origin
 from learner.masters.master_access import MasterAccess
 from learner.masters.master_words import PolicyWords, root_of
-from learner.merging.contributor_streams import ContributorStreams
 from learner.metrics import Instruments
 from learner.model.model import Policy, load_policy
 from learner.publishing.earlier_versions import EarlierVersions
@@ -158,12 +157,11 @@ def kept_base(state: Path, words: PolicyWords) -> PublicBase:
     return PublicBase.keep(state / "base.words", words.digests(), words.copy_frames, layout=words.layout)
 
 
-def contributors_server(contributors: ContributorStreams, *, listen: str) -> RpcServer:
-    servicer = MergeServicer(contributors)
+def contributors_server(contributors: MergeServicer, *, listen: str) -> RpcServer:
     return RpcServer(
         "contributors",
         listen=listen,
-        servicers=(partial(merge_pb2_grpc.add_MergeServiceServicer_to_server, servicer),),
+        servicers=(partial(merge_pb2_grpc.add_MergeServiceServicer_to_server, contributors),),
         identity=None,
         admission=Admission("run", RevocationList(), SystemClock(), lambda **_: None),
         drain_grace_s=1.0,
@@ -236,10 +234,7 @@ async def learner(
     evidence = Evidence(config, clock=clock, metrics=instruments.metrics)
     contributors, server = None, None
     if config.merge is not None:
-        metrics = instruments.metrics.merging
-        contributors = ContributorStreams(
-            base.model.root, policy.layout.digest, wake=drain.wake, clock=clock, metrics=metrics
-        )
+        contributors = MergeServicer(base.model.root, policy.layout.digest)
         server = contributors_server(contributors, listen=config.merge.listen)
     loop = TrainingLoop(
         training_state,

@@ -39,14 +39,15 @@ Shapes = Mapping[str, torch.Size]
 
 _MAGIC: Final = b"HRLC"
 _FORMAT: Final = 1
-_CODECS: Final[Mapping[Compression, tuple[int, int]]] = {
-    "full": (1, 9),
-    "four_bit": (2, 1),
-    "low_rank": (3, 1),
-    "largest": (4, 1),
-    "word_changes": (5, 9),
+_CODECS: Final[Mapping[Compression, tuple[int, int, Callable[[MergeSettings], "TensorCodec | None"]]]] = {
+    "full": (1, 9, lambda _: FullCodec()),
+    "four_bit": (2, 1, lambda _: FourBitCodec()),
+    "low_rank": (3, 1, lambda settings: LowRankCodec(settings.rank)),
+    "largest": (4, 1, lambda settings: LargestCodec(settings.share)),
+    "word_changes": (5, 9, lambda _: None),
 }
-"""The number in a payload, and the bytes that an entry takes at most, however badly it can be coded."""
+"""The number in a payload; the bytes that an entry takes at most, however badly it can be coded; the codec of
+single tensors, None where words are coded, a frame at a time."""
 _TENSOR_BYTES: Final = 64
 """Most bytes of a tensor beside those of its entries."""
 
@@ -180,23 +181,13 @@ def decode_tensors(
 def change_limit_bytes(settings: MergeSettings, shapes: Shapes) -> int:
     """Return the most bytes that a payload has."""
     entries = sum(shape.numel() for shape in shapes.values())
-    _, entry_bytes = _CODECS[settings.compression]
+    _, entry_bytes, _ = _CODECS[settings.compression]
     return len(_header(settings)) + entries * entry_bytes + len(shapes) * _TENSOR_BYTES
 
 
 def _tensor_codec(settings: MergeSettings) -> TensorCodec | None:
-    """Return the codec of single tensors; None: words are coded, a frame at a time."""
-    match settings.compression:
-        case "full":
-            return FullCodec()
-        case "four_bit":
-            return FourBitCodec()
-        case "low_rank":
-            return LowRankCodec(settings.rank)
-        case "largest":
-            return LargestCodec(settings.share)
-        case "word_changes":
-            return None
+    _, _, codec_of = _CODECS[settings.compression]
+    return codec_of(settings)
 
 
 def _needed(words_before: WordsBefore | None) -> WordsBefore:
@@ -206,7 +197,7 @@ def _needed(words_before: WordsBefore | None) -> WordsBefore:
 
 
 def _header(settings: MergeSettings) -> bytes:
-    number, _ = _CODECS[settings.compression]
+    number, _, _ = _CODECS[settings.compression]
     return _MAGIC + bytes([_FORMAT, number])
 
 

@@ -1,13 +1,12 @@
 """The learner's half of DrainRollouts: a stream that reconnects for ever.
 
-Decisions are in ``outstanding_rollouts``. This is the shell: one writer that sends what is owed whenever
-something is, one reader that receives groups and acknowledgements.
+Decisions are in ``outstanding_rollouts``. This is the shell, around a ``LastingStream``.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import chain
 from typing import Final
 
@@ -16,7 +15,8 @@ import grpc.aio
 from heterorl.v1 import rollout_pb2, rollout_pb2_grpc
 from node.clients.rollouts.outstanding_rollouts import OutstandingRollouts, Owed
 from node.errors import Reason, RefusedError
-from node.rpc.call_ends import ConnectionLost, classified
+from node.rpc.call_ends import ConnectionLost
+from node.rpc.lasting_stream import LastingStream
 from node.system.backoff import Backoff
 from node.system.waits import put_away
 from node.values.groups.rollout import EncodedGroup
@@ -35,8 +35,6 @@ NEWEST_LEDGER: Final = "newest ledger"
 LAST_RECORDS_LIMIT_S: Final = 5.0
 """Longest wait for the last acknowledgement once the learner stops. A coordinator that is there needs
 milliseconds; one that was stopped with the learner does not come back."""
-
-_Call = grpc.aio.StreamStreamCall[rollout_pb2.DrainRolloutsRequest, rollout_pb2.DrainRolloutsResponse]
 
 
 Receive = Callable[[EncodedGroup], None]
@@ -73,17 +71,25 @@ class RolloutDrain:
         """
         self._receive = receive
         self._trained_slots = trained_slots
-        self._stub = rollout_pb2_grpc.RolloutServiceStub(channel)
         self._learner_epoch = learner_epoch
         self._outstanding = OutstandingRollouts(
             version=version, capacity_groups=capacity_groups, unacknowledged=unacknowledged
         )
-        self._backoff = backoff
+        self._stream = LastingStream(
+            rollout_pb2_grpc.RolloutServiceStub(channel).DrainRollouts,
+            hello=self._hello,
+            owed=lambda: _messages(self._outstanding.take_owed()),
+            hear=self._hear,
+            refused=self._refused,
+            lost=self._lost,
+            backoff=backoff,
+        )
+        self._stopping = asyncio.Event()
+        """As ``run`` has it; nothing more is received once it is set."""
         self._count_lost_stream = count_lost_stream
         self._waiting = waiting
         self._said_version = version
         """As the newest hello says."""
-        self._something_owed = asyncio.Event()
         self._acknowledgement = asyncio.Event()
         self._arrival = asyncio.Event()
         self.orders: tuple[Order, ...] = ()
@@ -97,7 +103,7 @@ class RolloutDrain:
     def judge(self, verdict: GroupVerdict) -> None:
         """Report what became of a delivered group."""
         self._outstanding.judged(verdict)
-        self._something_owed.set()
+        self._stream.wake()
 
     @property
     def quarantined(self) -> Mapping[str, str]:
@@ -107,12 +113,12 @@ class RolloutDrain:
     def quarantine(self, sampler_id: str, why: str) -> None:
         """Report that a sampler is quarantined, or released where ``why`` is empty."""
         self._outstanding.quarantine(sampler_id, why)
-        self._something_owed.set()
+        self._stream.wake()
 
     def answer(self, answer: OrderAnswer) -> None:
         """Report what became of an operator's order."""
         self._outstanding.answered(answer)
-        self._something_owed.set()
+        self._stream.wake()
 
     async def arrival(self) -> None:
         """Wait until groups or orders have come since the last wait, or ``wake`` was called."""
@@ -133,7 +139,7 @@ class RolloutDrain:
         if trained_slots is not None:
             self._trained_slots = trained_slots
         self._outstanding.stepped(step)
-        self._something_owed.set()
+        self._stream.wake()
 
     async def acknowledged(self) -> None:
         """Wait until the coordinator has acknowledged every record."""
@@ -154,60 +160,44 @@ class RolloutDrain:
         behind with the newest step that it has; or the ledger is behind while ``stopping``.
         """
         ready()
-        draining = asyncio.create_task(self._drain(stopping))
-        stopped = asyncio.create_task(stopping.wait())
+        self._stopping = stopping
+        draining = asyncio.create_task(self._stream.run(stopping=stopping))
+        drained = asyncio.create_task(self._last_acknowledged())
         try:
-            await asyncio.wait({draining, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait({draining}, timeout=LAST_RECORDS_LIMIT_S)
+            await asyncio.wait({draining, drained}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await put_away(draining, stopped)
+            await put_away(draining, drained)
         if not draining.cancelled():
             draining.result()
-            return
-        logger.warning(
-            "the coordinator has not acknowledged the last steps; they are sent again at the next start",
-            extra={"versions": [step.version for step in self._outstanding.unacknowledged]},
-        )
+        if steps := self._outstanding.unacknowledged:
+            logger.warning(
+                "the coordinator has not acknowledged the last steps; they are sent again at the next start",
+                extra={"versions": [step.version for step in steps]},
+            )
 
-    async def _drain(self, stopping: asyncio.Event) -> None:
-        while not stopping.is_set() or self._outstanding.unacknowledged:
-            wait: AbstractContextManager[None] = nullcontext()
-            try:
-                await self._one_stream(stopping)
-                self._backoff.reset()
-            except RefusedError as refused:
-                has_stepped = self._said_version < self._outstanding.version
-                is_outdated = refused.reason is Reason.ROLLBACK and has_stepped
-                if refused.reason is Reason.LEDGER_BEHIND and not stopping.is_set():
-                    wait = self._waiting(NEWEST_LEDGER)
-                    logger.error("the coordinator's ledger is behind", extra={"detail": str(refused)})
-                elif not (refused.reason.is_retryable or is_outdated):
-                    raise
-                else:
-                    logger.warning("drain refused", extra={"reason": refused.reason, "detail": str(refused)})
-            except ConnectionLost as lost:
-                self._count_lost_stream()
-                logger.warning("drain connection lost", extra={"detail": str(lost)})
-            with wait:
-                await self._backoff.wait(None if stopping.is_set() else stopping)
+    async def _last_acknowledged(self) -> None:
+        await self._stopping.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_RECORDS_LIMIT_S):
+                await self.acknowledged()
 
-    async def _one_stream(self, stopping: asyncio.Event) -> None:
-        call = self._stub.DrainRollouts()
-        self._outstanding.connected()
-        reader = asyncio.create_task(self._read(call, stopping))
-        writer = asyncio.create_task(self._write(call))
-        acknowledged = asyncio.create_task(self._all_acknowledged(stopping))
-        try:
-            tasks = (reader, writer, acknowledged)
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            call.cancel()
-            await put_away(reader, writer, acknowledged)  # several may have failed, and one is told
-        with classified():
-            for task in done:
-                task.result()
+    def _refused(self, refusal: RefusedError) -> AbstractContextManager[None]:
+        has_stepped = self._said_version < self._outstanding.version
+        is_outdated = refusal.reason is Reason.ROLLBACK and has_stepped
+        if refusal.reason is Reason.LEDGER_BEHIND and not self._stopping.is_set():
+            logger.error("the coordinator's ledger is behind", extra={"detail": str(refusal)})
+            return self._waiting(NEWEST_LEDGER)
+        if not (refusal.reason.is_retryable or is_outdated):
+            raise refusal
+        logger.warning("drain refused", extra={"reason": refusal.reason, "detail": str(refusal)})
+        return nullcontext()
+
+    def _lost(self, lost: ConnectionLost) -> None:
+        self._count_lost_stream()
+        logger.warning("drain connection lost", extra={"detail": str(lost)})
 
     def _hello(self) -> rollout_pb2.DrainRolloutsRequest:
+        self._outstanding.connected()
         self._said_version = self._outstanding.version
         runs = self._trained_slots if len(self._trained_slots) <= TRAINED_RUNS else ()
         return rollout_pb2.DrainRolloutsRequest(
@@ -220,45 +210,28 @@ class RolloutDrain:
             )
         )
 
-    async def _write(self, call: _Call) -> None:
-        await call.write(self._hello())
-        while True:
-            self._something_owed.clear()
-            for message in _messages(self._outstanding.take_owed()):
-                await call.write(message)
-            await self._something_owed.wait()
+    def _hear(self, response: rollout_pb2.DrainRolloutsResponse) -> None:
+        match response.WhichOneof("message"):
+            case "group":
+                self._take(response.group)
+            case "step_acknowledged":
+                self._outstanding.acknowledged(response.step_acknowledged.version)
+                self._acknowledgement.set()
+            case "quarantines":
+                told = response.quarantines
+                listed = {one.sampler_id: one.reason for one in told.samplers}
+                self._outstanding.quarantines_listed(listed, releases_others=told.releases_others)
+            case "orders":
+                self.orders = tuple(from_wire(Order, order) for order in response.orders.orders)
+                self.wake()
 
-    async def _read(self, call: _Call, stopping: asyncio.Event) -> None:
-        while True:
-            response = await call.read()
-            if not isinstance(response, rollout_pb2.DrainRolloutsResponse):  # grpc.aio.EOF
-                return
-            self._backoff.reset()
-            match response.WhichOneof("message"):
-                case "group":
-                    self._take(response.group, stopping)
-                case "step_acknowledged":
-                    self._outstanding.acknowledged(response.step_acknowledged.version)
-                    self._acknowledgement.set()
-                case "quarantines":
-                    told = response.quarantines
-                    listed = {one.sampler_id: one.reason for one in told.samplers}
-                    self._outstanding.quarantines_listed(listed, releases_others=told.releases_others)
-                case "orders":
-                    self.orders = tuple(from_wire(Order, order) for order in response.orders.orders)
-                    self.wake()
-
-    def _take(self, message: rollout_pb2.EncodedGroup, stopping: asyncio.Event) -> None:
+    def _take(self, message: rollout_pb2.EncodedGroup) -> None:
         group_id = message.group_id
         if not self._outstanding.has_room_for(group_id):
             raise ConnectionLost(f"the coordinator sent group {group_id} beyond the learner's credits")
-        if self._outstanding.delivered(group_id) and not stopping.is_set():
+        if self._outstanding.delivered(group_id) and not self._stopping.is_set():
             self._receive(encoded_from_wire(message))
             self.wake()
-
-    async def _all_acknowledged(self, stopping: asyncio.Event) -> None:
-        await stopping.wait()
-        await self.acknowledged()
 
 
 def _messages(owed: Owed) -> list[rollout_pb2.DrainRolloutsRequest]:

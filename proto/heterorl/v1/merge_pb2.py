@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from heterorl.v1 import rollout_pb2 as heterorl_dot_v1_dot_rollout__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17heterorl/v1/merge.proto\x12\x0bheterorl.v1\x1a\x19heterorl/v1/rollout.proto\"\xc6\x01\n\x11\x43ontributeRequest\x12.\n\x05hello\x18\x01 \x01(\x0b\x32\x1d.heterorl.v1.ContributorHelloH\x00\x12*\n\x06\x63redit\x18\x02 \x01(\x0b\x32\x18.heterorl.v1.DrainCreditH\x00\x12\x37\n\x0c\x63ontribution\x18\x03 \x01(\x0b\x32\x1f.heterorl.v1.ContributionHeaderH\x00\x12\x11\n\x07payload\x18\x04 \x01(\x0cH\x00\x42\t\n\x07message\"T\n\x10\x43ontributorHello\x12\x15\n\rlayout_digest\x18\x01 \x01(\x0c\x12\x11\n\tbase_root\x18\x02 \x01(\x0c\x12\x16\n\x0eheld_group_ids\x18\x03 \x03(\t\"y\n\x12\x43ontributionHeader\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x14\n\x0c\x62\x61se_version\x18\x02 \x01(\x03\x12\x0e\n\x06report\x18\x03 \x01(\x0c\x12\x15\n\rpayload_bytes\x18\x04 \x01(\x03\x12\x16\n\x0epayload_digest\x18\x05 \x01(\x0c\"\xd3\x01\n\x12\x43ontributeResponse\x12(\n\x05terms\x18\x01 \x01(\x0b\x32\x17.heterorl.v1.MergeTermsH\x00\x12*\n\x05group\x18\x02 \x01(\x0b\x32\x19.heterorl.v1.EncodedGroupH\x00\x12\x31\n\x06\x61nswer\x18\x03 \x01(\x0b\x32\x1f.heterorl.v1.ContributionAnswerH\x00\x12)\n\x05taken\x18\x04 \x01(\x0b\x32\x18.heterorl.v1.GroupsTakenH\x00\x42\t\n\x07message\"Q\n\nMergeTerms\x12\x15\n\rstep_settings\x18\x01 \x01(\x0c\x12\x16\n\x0emerge_settings\x18\x02 \x01(\x0c\x12\x14\n\x0c\x62\x61tch_groups\x18\x03 \x01(\x05\"d\n\x12\x43ontributionAnswer\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x1b\n\x0emerged_version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\tB\x11\n\x0f_merged_version\" \n\x0bGroupsTaken\x12\x11\n\tgroup_ids\x18\x01 \x03(\t2a\n\x0cMergeService\x12Q\n\nContribute\x12\x1e.heterorl.v1.ContributeRequest\x1a\x1f.heterorl.v1.ContributeResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17heterorl/v1/merge.proto\x12\x0bheterorl.v1\x1a\x19heterorl/v1/rollout.proto\"\xc6\x01\n\x11\x43ontributeRequest\x12.\n\x05hello\x18\x01 \x01(\x0b\x32\x1d.heterorl.v1.ContributorHelloH\x00\x12*\n\x06\x63redit\x18\x02 \x01(\x0b\x32\x18.heterorl.v1.DrainCreditH\x00\x12\x37\n\x0c\x63ontribution\x18\x03 \x01(\x0b\x32\x1f.heterorl.v1.ContributionHeaderH\x00\x12\x11\n\x07payload\x18\x04 \x01(\x0cH\x00\x42\t\n\x07message\"T\n\x10\x43ontributorHello\x12\x15\n\rlayout_digest\x18\x01 \x01(\x0c\x12\x11\n\tbase_root\x18\x02 \x01(\x0c\x12\x16\n\x0eheld_group_ids\x18\x03 \x03(\t\"q\n\x12\x43ontributionHeader\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x14\n\x0c\x62\x61se_version\x18\x02 \x01(\x03\x12\x0e\n\x06report\x18\x03 \x01(\x0c\x12\x15\n\rpayload_bytes\x18\x04 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x05 \x01(\x0c\"\xd3\x01\n\x12\x43ontributeResponse\x12(\n\x05terms\x18\x01 \x01(\x0b\x32\x17.heterorl.v1.MergeTermsH\x00\x12*\n\x05group\x18\x02 \x01(\x0b\x32\x19.heterorl.v1.EncodedGroupH\x00\x12\x31\n\x06\x61nswer\x18\x03 \x01(\x0b\x32\x1f.heterorl.v1.ContributionAnswerH\x00\x12)\n\x05taken\x18\x04 \x01(\x0b\x32\x18.heterorl.v1.GroupsTakenH\x00\x42\t\n\x07message\"Q\n\nMergeTerms\x12\x15\n\rstep_settings\x18\x01 \x01(\x0c\x12\x16\n\x0emerge_settings\x18\x02 \x01(\x0c\x12\x14\n\x0c\x62\x61tch_groups\x18\x03 \x01(\x05\"d\n\x12\x43ontributionAnswer\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x1b\n\x0emerged_version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\tB\x11\n\x0f_merged_version\" \n\x0bGroupsTaken\x12\x11\n\tgroup_ids\x18\x01 \x03(\t2a\n\x0cMergeService\x12Q\n\nContribute\x12\x1e.heterorl.v1.ContributeRequest\x1a\x1f.heterorl.v1.ContributeResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,15 +37,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CONTRIBUTORHELLO']._serialized_start=268
   _globals['_CONTRIBUTORHELLO']._serialized_end=352
   _globals['_CONTRIBUTIONHEADER']._serialized_start=354
-  _globals['_CONTRIBUTIONHEADER']._serialized_end=475
-  _globals['_CONTRIBUTERESPONSE']._serialized_start=478
-  _globals['_CONTRIBUTERESPONSE']._serialized_end=689
-  _globals['_MERGETERMS']._serialized_start=691
-  _globals['_MERGETERMS']._serialized_end=772
-  _globals['_CONTRIBUTIONANSWER']._serialized_start=774
-  _globals['_CONTRIBUTIONANSWER']._serialized_end=874
-  _globals['_GROUPSTAKEN']._serialized_start=876
-  _globals['_GROUPSTAKEN']._serialized_end=908
-  _globals['_MERGESERVICE']._serialized_start=910
-  _globals['_MERGESERVICE']._serialized_end=1007
+  _globals['_CONTRIBUTIONHEADER']._serialized_end=467
+  _globals['_CONTRIBUTERESPONSE']._serialized_start=470
+  _globals['_CONTRIBUTERESPONSE']._serialized_end=681
+  _globals['_MERGETERMS']._serialized_start=683
+  _globals['_MERGETERMS']._serialized_end=764
+  _globals['_CONTRIBUTIONANSWER']._serialized_start=766
+  _globals['_CONTRIBUTIONANSWER']._serialized_end=866
+  _globals['_GROUPSTAKEN']._serialized_start=868
+  _globals['_GROUPSTAKEN']._serialized_end=900
+  _globals['_MERGESERVICE']._serialized_start=902
+  _globals['_MERGESERVICE']._serialized_end=999
 # @@protoc_insertion_point(module_scope)

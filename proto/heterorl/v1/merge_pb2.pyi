@@ -105,7 +105,7 @@ class ContributionHeader(_message.Message):
     BASE_VERSION_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
     PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
-    PAYLOAD_DIGEST_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """Numbers the contributions, ascending; a process that starts again begins beyond those of the one before."""
     base_version: _builtins.int
@@ -114,8 +114,8 @@ class ContributionHeader(_message.Message):
     """Its steps and its groups: a ContributionReport as JSON, UTF-8, at most 4 MiB."""
     payload_bytes: _builtins.int
     """Bytes of the payload. 0: its groups taught nothing, and there is no change."""
-    payload_digest: _builtins.bytes
-    """16 bytes: BLAKE3 of the payload."""
+    digest: _builtins.bytes
+    """16 bytes: BLAKE3 of the report and, after it, the payload. Tells whether a contribution is one that came before."""
     def __init__(
         self,
         *,
@@ -123,11 +123,11 @@ class ContributionHeader(_message.Message):
         base_version: _builtins.int = ...,
         report: _builtins.bytes = ...,
         payload_bytes: _builtins.int = ...,
-        payload_digest: _builtins.bytes = ...,
+        digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_version", b"base_version", "number", b"number", "payload_bytes", b"payload_bytes", "payload_digest", b"payload_digest", "report", b"report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_version", b"base_version", "digest", b"digest", "number", b"number", "payload_bytes", b"payload_bytes", "report", b"report"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,5 +1,6 @@
 """Contributions combined tensor by tensor, whichever tensors each has."""
 
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -13,6 +14,7 @@ from learner.merging.handed_in import HandedIn
 from learner.merging.merge_settings import MergeSettings
 from learner.merging.outer_optimizer import MergeInputs, merged_changes
 from learner.step_log import TrainedGroup
+from node.values.contribution import Contribution
 from node.values.groups.rollout import EncodedGroup
 from support.groups import make_group
 from support.step_lines import make_step_line
@@ -27,7 +29,7 @@ def handed_in(name: str, changes: dict[str, Tensor], settings: MergeSettings, *,
     step = LocalStep(make_step_line(0, tokens=4).numbers, told, (0.0,) * groups)
     report = ContributionReport((step,) if changes else ())
     payload = ChangeEncoder.of(settings, SHAPES).encode(changes) if changes else b""
-    return HandedIn(name, 1, 0, report, report.to_json(), payload, b"digest", tokens=8)
+    return HandedIn(name, Contribution.of(1, 0, report.to_json(), payload), report, tokens=8)
 
 
 def constant(value: float, *names: str) -> dict[str, Tensor]:
@@ -63,8 +65,8 @@ def test_fragments_of_two_rounds_are_means_of_their_own() -> None:
 def test_a_broken_payload_is_an_error_before_anything_is_made() -> None:
     settings = MergeSettings.model_validate(FULL)
     good = handed_in("a", constant(1.0), settings)
-    broken = handed_in("b", constant(1.0), settings)
-    object.__setattr__(broken, "payload", broken.payload[:-1])
+    whole = handed_in("b", constant(1.0), settings)
+    broken = replace(whole, contribution=replace(whole.contribution, payload=whole.contribution.payload[:-1]))
     with pytest.raises(ValueError, match="payload"):
         merged_changes(MergeInputs([good, broken], settings), SHAPES, words_before=NO_WORDS)
 
