@@ -95,6 +95,7 @@ class ContributorStreams:
         self._wake = wake
         self._clock = clock
         self._metrics = metrics
+        metrics.contributors.set(0)
         self._streams: dict[str, ContributorStream] = {}
         self._incoming: dict[str, _Incoming] = {}
         self._deals: Deals | None = None
@@ -256,7 +257,7 @@ class ContributorStreams:
         incoming.seen_bytes += len(part)
         if incoming.is_kept:
             incoming.payload += part
-        self._metrics.received_bytes.inc(len(part))
+        self._metrics.received_bytes.labels(name).inc(len(part))
         self._end_if_whole(name)
 
     def _end_if_whole(self, name: str) -> None:

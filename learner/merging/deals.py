@@ -131,19 +131,22 @@ class Deals:
         hand.credits = min(hand.credits + groups, self._rules.capacity_groups)
 
     def taker(self, *, now: float) -> str | None:
-        """Return who is dealt the next batch: of those with room and a share left, who has the fewest."""
-        if now < self._deals_from_s:
-            return None
+        """Return who is dealt the next batch: of those that ask for one, who has the fewest groups."""
+        asking = self.asking(now=now)
+        return min(asking, key=lambda name: (self._hands[name].groups, name), default=None)
+
+    def asking(self, *, now: float) -> frozenset[str]:
+        """Return the contributors that have room, and a share left, for a batch."""
         rules = self._rules
         share = max(rules.hand_groups, rules.capacity_groups // max(1, len(self._hands)))
-        ready = [
-            (hand.groups, name)
+        return frozenset(
+            name
             for name, hand in self._hands.items()
-            if hand.stream is not None
+            if now >= self._deals_from_s
+            and hand.stream is not None
             and hand.credits >= rules.batch_groups
             and hand.groups + rules.batch_groups <= share
-        ]
-        return min(ready)[1] if ready else None
+        )
 
     def deal(self, name: str, batch: Iterable[RolloutGroup]) -> None:
         """Note that groups go to a contributor."""

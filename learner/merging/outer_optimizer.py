@@ -5,7 +5,7 @@ forgets it at a rollback needs to know no more of it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,6 +25,29 @@ class MergeInputs:
     handed_in: Sequence[HandedIn]
     """At least one with a change, in the order of the contributors' names."""
     settings: MergeSettings
+    is_shown: bool = False
+    """Whether cosines are worked out, for which each contribution of several is decoded once more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """Figures of a merge, for people."""
+
+    norm: float = 0.0
+    """Euclidean norm of the mean change."""
+    contributions: int = 0
+    """Contributions with a change."""
+    cosines: Mapping[str, float] = field(default_factory=dict)
+    """By contributor; see ``cosines_with``. Empty: there was one alone, or nobody asked."""
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The numbers of its step, by name."""
+        return {
+            "merged_contributions": self.contributions,
+            "merged_norm": self.norm,
+            "merged_cosine_min": min(self.cosines.values(), default=None),
+        }
 
 
 class OuterOptimizer(torch.optim.Optimizer):
@@ -34,8 +57,6 @@ class OuterOptimizer(torch.optim.Optimizer):
         """Move these, by name."""
         super().__init__(list(parameters.values()), {"lr": 1.0, "momentum": 0.0})
         self._parameters = parameters
-        self.newest_norm = 0.0
-        """Euclidean norm of the newest mean change."""
         self.changes: Mapping[str, Tensor] = {}
         """Mean change of each tensor that the next step moves; float64."""
 
@@ -52,8 +73,8 @@ class OuterOptimizer(torch.optim.Optimizer):
             outer_step(parameter, state.get("momentum"), there, rate=rate, beta=beta)
         self.changes = {}
 
-    def merge(self, inputs: MergeInputs, words_before: WordsBefore) -> None:
-        """Move the parameters by the mean of some contributions.
+    def merge(self, inputs: MergeInputs, words_before: WordsBefore) -> Merged:
+        """Move the parameters by the mean of some contributions; return its figures.
 
         Args:
             words_before: the version that is moved on.
@@ -62,11 +83,15 @@ class OuterOptimizer(torch.optim.Optimizer):
         """
         shapes = {name: parameter.shape for name, parameter in self._parameters.items()}
         self.changes = mean_changes(inputs, shapes, words_before=words_before)
-        self.newest_norm = sum(float(one.square().sum()) for one in self.changes.values()) ** 0.5
+        norm = sum(float(one.square().sum()) for one in self.changes.values()) ** 0.5
+        contributions, cosines = sum(bool(one.payload) for one in inputs.handed_in), dict[str, float]()
+        if inputs.is_shown and contributions > 1:
+            cosines = cosines_with(self.changes, inputs, shapes, words_before=words_before)
         of_merge = {"lr": inputs.settings.outer_rate, "momentum": inputs.settings.outer_momentum}
         for group in self.param_groups:
             group.update(of_merge)
         self.step()
+        return Merged(norm, contributions, cosines)
 
 
 def mean_changes(inputs: MergeInputs, shapes: Shapes, *, words_before: WordsBefore) -> dict[str, Tensor]:
@@ -92,6 +117,27 @@ def mean_changes(inputs: MergeInputs, shapes: Shapes, *, words_before: WordsBefo
         if share != whole:  # contributions of other fragments say nothing of it
             means[name] /= share
     return means
+
+
+def cosines_with(
+    means: Mapping[str, Tensor], inputs: MergeInputs, shapes: Shapes, *, words_before: WordsBefore
+) -> dict[str, float]:
+    """Return the cosine of each contribution's change with the mean, over the tensors that it has.
+
+    Between contributions that learn the same it is near 1, and 1/sqrt(n) between n that are at right angles.
+    0 where one of the two is zero. Memory for a tensor.
+    """
+    cosines = {}
+    for one in inputs.handed_in:
+        product = own = mean = 0.0
+        changed = decode_tensors(one.payload, inputs.settings, shapes, words_before=words_before)
+        for name, change in changed if one.payload else ():
+            product += float((change * means[name]).sum())
+            own += float(change.square().sum())
+            mean += float(means[name].square().sum())
+        if one.payload:
+            cosines[one.contributor] = product / (own * mean) ** 0.5 if own and mean else 0.0
+    return cosines
 
 
 def norm_of_change(

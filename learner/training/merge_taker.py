@@ -18,8 +18,8 @@ from learner.merging.contributor_streams import ContributorStreams
 from learner.merging.deals import DealRules, Deals
 from learner.merging.formulas.stability import GrowthAlarm
 from learner.merging.handed_in import HandedIn, report_objection
-from learner.merging.outer_optimizer import norm_of_change
-from learner.merging.rounds import Added, Rounds, Unfit
+from learner.merging.outer_optimizer import Merged, norm_of_change
+from learner.merging.rounds import Added, Awaited, Rounds, Unfit
 from learner.metrics import Instruments
 from learner.step_settings import StepSettings
 from learner.training.coordinator import Coordinator
@@ -85,6 +85,7 @@ class MergeTaker:
         now = self._clock.monotonic()
         self._deals, self._rounds = Deals(rules, now=now), Rounds(self._settings, now=now)
         self._growth = GrowthAlarm()
+        self._awaited = Awaited()
         shapes = {name: one.shape for name, one in state.policy.parameters.items()}
         self._norm_of = partial(norm_of_change, settings=self._settings, shapes=shapes)
         streams.begin(
@@ -96,11 +97,11 @@ class MergeTaker:
         )
 
     @property
-    def waits_for(self) -> str:
-        """Name of the wait for the next merge."""
+    def waits_for(self) -> tuple[str, str]:
+        """Name of the wait for the next merge, and for whom."""
         if not self._deals.contributors:
-            return "contributors"
-        return "contributions" if self._deals.waited_for(has_room=True) else "rollout groups"
+            return "contributors", ""
+        return ("contributions", self._awaited.text) if self._awaited.late else ("rollout groups", "")
 
     @property
     def pause_s(self) -> float:
@@ -125,10 +126,13 @@ class MergeTaker:
         await self._look_at_contributions()
         for name, why in self._unfit().items():
             self._refuse(self._streams.waiting[name], why.detail, outcome=why.outcome)
-        self._metrics.round_seconds.set(self._rounds.age_s(now=now))
-        self._metrics.dealt_groups.set(self._deals.held_groups)
         held = self._deals.held_groups + len(self._buffer)
         waited_for = self._deals.waited_for(has_room=held < self._capacity_groups)
+        self._awaited = Awaited.of(
+            waited_for, here=self._streams.waiting.keys(), asking=self._deals.asking(now=now)
+        )
+        self._metrics.show_round(self._rounds.age_s(now=now), late=self._awaited.late)
+        self._metrics.dealt_groups.set(self._deals.held_groups)
         names = self._rounds.due(waited_for, now=self._clock.monotonic())
         return bool(names) and await self._merge([self._streams.waiting[name] for name in names])
 
@@ -183,7 +187,7 @@ class MergeTaker:
         others = self._deals.held_by(one.contributor) - set(one.group_ids) if takes_all else set[str]()
         self._buffer.put_back(self._deals.give_back(one.contributor, [*one.group_ids, *sorted(others)]))
         self._streams.refuse(one.contributor, one.number, why, taken=sorted(others))
-        self._metrics.contributions.labels(outcome).inc()
+        self._metrics.contributions.labels(one.contributor, outcome).inc()
         about = {"contributor": one.contributor, "number": one.number, "detail": why}
         logger.warning("contribution refused", extra=about)
 
@@ -205,17 +209,18 @@ class MergeTaker:
                 return False
         self._end_round(handed_in, groups)
         if is_version:
-            self._show(self._state.merged_norm)
+            self._show(self._state.merged)
         return is_version
 
-    def _show(self, norm: float) -> None:
+    def _show(self, merged: Merged) -> None:
         """Show a merge that is durable."""
-        grows = self._growth.observe(norm)
+        grows = self._growth.observe(merged.norm)
         self._metrics.outer_rate.set(self._settings.outer_rate)
-        self._metrics.merged_norm.set(norm)
         self._metrics.diverges.set(grows)
+        for name, cosine in merged.cosines.items():
+            self._metrics.change_cosine.labels(name).set(cosine)
         if grows:
-            logger.error("merged changes grow as in divergence", extra={"norm": norm})
+            logger.error("merged changes grow as in divergence", extra={"norm": merged.norm})
 
     def _end_round(self, handed_in: list[HandedIn], groups: dict[str, RolloutGroup]) -> None:
         """Answer contributors, and tell what became of groups that moved nothing."""
@@ -227,7 +232,9 @@ class MergeTaker:
             self._deals.consumed(one.contributor, one.group_ids)
             merged = replace(one.contributed, version=self._state.version)
             self._streams.answer(one.contributor, merged)
-            self._metrics.contributions.labels("merged" if one.report.steps else "empty").inc()
+            self._metrics.contributions.labels(
+                one.contributor, "merged" if one.report.steps else "empty"
+            ).inc()
         self._rounds.merged([one.contributor for one in handed_in], now=self._clock.monotonic())
 
     def _terms(self) -> MergeTerms:

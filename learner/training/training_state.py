@@ -23,7 +23,7 @@ from learner.journal.progress import BestVersion, NewsEntry, Progress, StepEntry
 from learner.journal.step_journal import StepJournal, read_journal
 from learner.masters.master_access import MasterAccess
 from learner.merging.handed_in import HandedIn
-from learner.merging.outer_optimizer import MergeInputs
+from learner.merging.outer_optimizer import Merged, MergeInputs
 from learner.model.model import Policy, ScoringModel
 from learner.operator_orders import RollbackOrder
 from learner.step.step_inputs import next_step, switch_before
@@ -75,8 +75,7 @@ class TrainingState:
         self._clock = clock
         self._published = published
         self._masters_wait_s = 0.0
-        self.merged_norm = 0.0
-        """Norm of the mean change of the newest merge."""
+        self.merged = Merged()
         self.master_access = MasterAccess(monotonic=clock.monotonic)
         """Closed to readers from the optimizer's step until ``hold`` names the version."""
         self.trainer = Trainer(
@@ -190,10 +189,11 @@ class TrainingState:
         started_s, self._masters_wait_s = self._clock.monotonic(), 0.0
         assert self.config.merge is not None
         batch, outcome = merged_outcome(handed_in, groups, version=self.version)
-        self.merged_norm = self.trainer.merge(MergeInputs(handed_in, self.config.merge.of_merge))
+        self.merged = self.trainer.merge(MergeInputs(handed_in, self.config.merge.of_merge, is_shown=True))
         self._check_finite("merge", "learner.merge.outer_rate")
         self._is_saved = False
         step_s = self._clock.monotonic() - started_s
+        outcome = replace(outcome, numbers=replace(outcome.numbers, **self.merged.numbers))
         line = self._line(batch, outcome, step_s=step_s, groups_wait_s=groups_wait_s)
         entry = self._entry(line, outcome.numbers, unacknowledged=unacknowledged)
         entry = replace(entry, contributed=tuple(one.contributed for one in handed_in))

@@ -88,11 +88,17 @@ async def test_contributions_of_two_are_merged_in_equal_parts_and_every_group_on
     async with start(merge=EXACT) as merging:
         await served(merging)
         before = {name: one.detach().double() for name, one in merging.policy.parameters.items()}
-        async with contributor(merging, model_dir, "b") as b, contributor(merging, model_dir, "a") as a:
+        async with (
+            contributor(merging, model_dir, "b") as b,
+            contributor(merging, model_dir, "a", credit=BATCH) as a,
+        ):
             await merging.give("1.1", "2.1", "3.1", "4.1")
             sent = [one.trained([await one.batch(BATCH)]) for one in (b, a)]
             await b.say(*sent[0])
+            await until(lambda: merging.waits_for == "contributions: a (1 of 2 in)")
             assert merging.loop.version == 0
+            assert (merging.shown("awaited_seconds", contributor="a") or 0) > 0
+            assert merging.shown("awaited_seconds", contributor="b") is None
             await a.say(*sent[1])
             for one in (a, b):
                 assert (await one.heard_of("answer")).merged_version == 1
@@ -101,9 +107,18 @@ async def test_contributions_of_two_are_merged_in_equal_parts_and_every_group_on
                 torch.testing.assert_close(now.detach().double(), mean, atol=1e-7, rtol=0)
                 assert not torch.equal(mean, before[name]) or not mean.any()
             assert merging.shown("contributors") == 2
+            for name in ("a", "b"):
+                assert merging.shown("contributions_total", contributor=name, outcome="merged") == 1
+                assert (merging.shown("contribution_bytes_total", contributor=name) or 0) > 0
+                assert -1 <= (merging.shown("change_cosine", contributor=name) or 0) <= 1
         await until(lambda: len(merging.hub.records) == 1)
         assert sorted(merging.hub.trained_group_ids) == ["1.1", "2.1", "3.1", "4.1"]
-        assert merging.lines[0]["tokens"] > 0
+        (line,) = merging.lines
+        assert line["tokens"] > 0
+        assert (line["merged_contributions"], line["merged_norm"] > 0) == (2, True)
+        assert line["merged_cosine_min"] == min(
+            merging.shown("change_cosine", contributor=name) or 0 for name in ("a", "b")
+        )
 
 
 async def test_the_same_contribution_again_is_ignored_and_answered_as_it_was(
