@@ -11,6 +11,7 @@ from learner.sizing.mesh_sizes import MeshSizes
 from learner.step_settings import Packing, StepSettings
 from node.checks.check import Check, Surroundings
 from node.checks.installed import model_check, packages_check
+from node.checks.machine_checks import listen_check
 from node.errors import COMMAND_LINE
 from node.system.device import AUTO, Device
 from node.system.extras import TORCH, NeededPackage
@@ -154,9 +155,11 @@ class LearnerConfig(StepSettings):
         return MeshSizes(self.dp_replicate, self.dp_shard, self.tp, self.pp)
 
     def checks(self, _: Surroundings) -> Iterator[Check]:
-        """Yield the checks of packages and model."""
+        """Yield the checks of packages and model, and of the port for contributors if there is one."""
         yield packages_check(self.needed_packages)
         yield model_check(self.model_dir, key="learner.model_dir")
+        if self.merge is not None:
+            yield listen_check(self.merge.listen, key="learner.merge.listen")
 
     @property
     def needed_packages(self) -> tuple[NeededPackage, ...]:

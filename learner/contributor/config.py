@@ -43,10 +43,14 @@ class ContributorConfig(BaseModel):
     rematerialise: Rematerialise = "none"
     """As of the learner: what is computed again in the backward pass, to leave memory for more tokens."""
 
-    def checks(self, _: Surroundings) -> Iterator[Check]:
-        """Yield the checks of packages and model."""
+    def checks(self, surroundings: Surroundings) -> Iterator[Check]:
+        """Yield the checks of packages, model and learner."""
+        # Only here: what calls somebody takes as long to import as all the rest.
+        from node.checks.learner_check import learner_check
+
         yield packages_check(self.needed_packages)
         yield model_check(self.model_dir, key="contributor.model_dir")
+        yield learner_check(self.learner, surroundings.state_dir)
 
     @property
     def needed_packages(self) -> tuple[NeededPackage, ...]:

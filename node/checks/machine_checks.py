@@ -1,7 +1,9 @@
 """Checks of what a machine does when it is tried: its disk, its device, the sandbox, the kernel."""
 
+import errno
 import os
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from node.checks.check import Check, Finding, Grade, Needs
+from node.rpc.address import is_loopback, split_address
 from node.system.device import AUTO, chosen_device
 from node.values.run import Role
 
@@ -38,11 +41,39 @@ def machine_checks(state_dir: Path, roles: Iterable[Role]) -> Iterator[Check]:
     """Yield the checks of what roles need of this machine; without roles, of what any may need."""
     roles = frozenset(roles)
     yield Check("disk", Needs.MACHINE, partial(_disk, state_dir))
-    if not roles or roles & {Role.LEARNER, Role.SAMPLER}:
+    if not roles or roles & {Role.LEARNER, Role.SAMPLER, Role.CONTRIBUTOR}:
         yield Check("device", Needs.MACHINE, _device)
         yield Check("sandbox", Needs.MACHINE, _sandbox)
     is_hub = bool(roles & {Role.COORDINATOR, Role.RELAY})
     yield Check("kernel", Needs.MACHINE, partial(_congestion, is_hub=is_hub))
+
+
+def listen_check(address: str, *, key: str) -> Check:
+    """Return the check that this machine can listen on an address that ``key`` names."""
+    return Check("listen", Needs.MACHINE, partial(_listen, address, key=key))
+
+
+def _listen(address: str, *, key: str) -> Iterator[Finding]:
+    host, port = split_address(address)
+    what = f"{key} = {address}"
+    try:
+        family, kind, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(place)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            fix = "By the daemon, if that runs here; otherwise choose another port."
+            yield Finding("listen", Grade.WARN, f"{what} is in use", fix)
+        else:
+            fix = "Name an address of this machine; 0.0.0.0 is all of them. Ports below 1024 need privileges."
+            yield Finding("listen", Grade.FAIL, f"{what}: {error.strerror}", fix)
+        return
+    if is_loopback(host):
+        fix = "Others reach it from this machine alone: use 0.0.0.0 for those elsewhere."
+        yield Finding("listen", Grade.WARN, f"{what} is this machine's own", fix)
+    else:
+        yield Finding("listen", Grade.OK, f"{what} can be listened on")
 
 
 def _disk(directory: Path) -> Iterator[Finding]:
