@@ -261,8 +261,11 @@ def _causes(
             waiting,
             *_of_peers("contributor", contributors, at_work=_TRAINS),
         )
-    if facts.ready_groups < facts.batch_groups:
+    is_short = bool(contributors) and merge == ROLLOUT_GROUPS
+    if is_short or facts.ready_groups < facts.batch_groups:
         ready = f"groups: {facts.ready_groups} of {facts.batch_groups} are ready"
+        if is_short:
+            ready = f"groups: contributors have {facts.ready_groups} and ask for more"
         # It may have named this wait in one heartbeat after the other, and taken steps between them.
         waits_s = min(learner_s or facts.version_for_s, facts.version_for_s)
         missing = Wait("the learner", ready, waits_s, "")

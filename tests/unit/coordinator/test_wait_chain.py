@@ -216,6 +216,17 @@ def test_a_merge_waits_for_contributors_by_name_and_they_for_what_they_name() ->
     assert all(one.remedy for one in others)
 
 
+def test_groups_that_contributors_have_are_no_reason_not_to_ask_the_samplers_for_more() -> None:
+    kinds = [WaitingPeers("groups dealt", ("c1", "c2"), 2, 9.0)]
+    held_back = WaitingPeers("prompt lease: staleness", ("s1",), 1, 9.0)
+    facts = replace(FACTS, learner_waits_for=ROLLOUT_GROUPS, ready_groups=16)
+    headline, [first, sampler] = explained(facts, (held_back,), kinds)
+    assert headline.doing == "2 samplers fill the batch after version 7"
+    assert first.who == "the learner"
+    assert "16" in first.waits_for
+    assert sampler.waits_for == held_back.waits_for
+
+
 @pytest.mark.parametrize("ready_groups", [0, 8])
 def test_a_learner_that_merges_says_that_no_contributor_is_there_before_groups_are(ready_groups: int) -> None:
     (wait,) = waits(learner_waits_for="contributors", ready_groups=ready_groups)
