@@ -18,8 +18,8 @@ from node.values.run import Role
 TIMEOUT_S: Final = 10.0
 
 _FIX: Final = (
-    "Start the learner with learner.merge.listen, open that port in the firewalls of its host and of its "
-    "provider, and see contributor.learner."
+    "Start the learner with learner.merge.listen, open that port in its host's and provider's firewalls, and "
+    "see contributor.learner and the learner's log."
 )
 
 
@@ -31,19 +31,16 @@ def learner_check(learner: str, state_dir: Path) -> Check:
 def _found(learner: str, state_dir: Path) -> Iterator[Finding]:
     identity = load_identity(state_dir / IDENTITY_DIRECTORY)
     if identity is None:
-        what, fix = f"{learner} is not asked: there is no certificate yet", "The first start obtains one."
-        yield Finding("learner", Grade.WARN, what, fix)
+        what = f"{learner} is not asked: there is no certificate before the first start"
+        yield Finding("learner", Grade.WARN, what)
         return
     answer = asyncio.run(_answer(learner, identity))
-    if isinstance(answer, ConnectionLost):
-        yield Finding("learner", Grade.FAIL, f"{learner} is not reached: {answer}", _FIX)
-    elif answer.reason is Reason.LAYOUT_MISMATCH:
+    if isinstance(answer, RefusedError) and answer.reason is Reason.LAYOUT_MISMATCH:
         what = f"{learner} lets {identity.node_id} in; models are compared when it starts"
         yield Finding("learner", Grade.OK, what)
-    elif answer.reason is Reason.BUSY:
-        yield Finding("learner", Grade.WARN, f"{learner} is reached: {answer}", "Ask again later.")
     else:
-        yield Finding("learner", Grade.FAIL, f"{learner} refuses: {answer}", "See the learner's log.")
+        said = "is not reached" if isinstance(answer, ConnectionLost) else "refuses"
+        yield Finding("learner", Grade.FAIL, f"{learner} {said}: {answer}", _FIX)
 
 
 async def _answer(learner: str, identity: Identity) -> RefusedError | ConnectionLost:

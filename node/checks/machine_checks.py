@@ -55,23 +55,16 @@ def listen_check(address: str, *, key: str) -> Check:
 
 def _listen(address: str, *, key: str) -> Iterator[Finding]:
     host, port = split_address(address)
-    what = f"{key} = {address}"
+    what, fix = f"{key} = {address}", "Name an address of this machine, 0.0.0.0 for all, and a free port."
     try:
-        family, kind, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(place)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        socket.create_server((host, port), family=family).close()
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            fix = "By the daemon, if that runs here; otherwise choose another port."
-            yield Finding("listen", Grade.WARN, f"{what} is in use", fix)
-        else:
-            fix = "Name an address of this machine; 0.0.0.0 is all of them. Ports below 1024 need privileges."
-            yield Finding("listen", Grade.FAIL, f"{what}: {error.strerror}", fix)
+        grade = Grade.WARN if error.errno == errno.EADDRINUSE else Grade.FAIL  # perhaps by the daemon itself
+        yield Finding("listen", grade, f"{what}: {os.strerror(error.errno or 0)}", fix)
         return
     if is_loopback(host):
-        fix = "Others reach it from this machine alone: use 0.0.0.0 for those elsewhere."
-        yield Finding("listen", Grade.WARN, f"{what} is this machine's own", fix)
+        yield Finding("listen", Grade.WARN, f"{what}: only this machine reaches it", fix)
     else:
         yield Finding("listen", Grade.OK, f"{what} can be listened on")
 

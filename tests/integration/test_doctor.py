@@ -2,31 +2,27 @@
 
 import asyncio
 import contextlib
+import errno
 import json
+import os
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
-from heterorl.v1 import merge_pb2_grpc
-from learner.merging.contributor_streams import ContributorStreams
-from learner.merging.deals import Deals
-from learner.metrics import LearnerMetrics
+from heterorl.v1 import merge_pb2, merge_pb2_grpc
 from node.checks.check import Needs, examine
 from node.checks.machine_checks import listen_check
 from node.commands.cli import main
 from node.commands.doctor import connection_probe, way_checks
+from node.errors import Reason, RefusedError
 from node.identity.identity_store import IDENTITY_DIRECTORY, Identity, save_identity
 from node.rpc import proxy
 from node.rpc.address import split_target
-from node.serving.merge_servicer import MergeServicer
-from node.system.clock import SystemClock
-from node.values.contribution import MergeTerms
 from node.values.operator_order import REVOKE, Order
 from node.values.run import Role
 from support.hub import RunningHub, running_hub
@@ -233,40 +229,43 @@ async def test_for_people_each_layer_is_a_line_and_each_fix_another(
     assert fix.strip() == "-> Correct the name, or this machine's name servers."
 
 
-@contextlib.asynccontextmanager
-async def merging_desk(made: MadeRun, *, is_starting: bool) -> AsyncIterator[str]:
-    """Serve contributors as a learner does, with an account of groups that fails when it is asked."""
-    metrics = LearnerMetrics(CollectorRegistry()).merging
-    wake: Callable[[], None] = lambda: None  # noqa: E731
-    desk = ContributorStreams(b"r" * 16, b"l" * 16, wake=wake, clock=SystemClock(), metrics=metrics)
-    if not is_starting:
-        terms = MergeTerms(b"", b"", 2)
-        unasked = cast(Deals, object())
-        desk.begin(unasked, terms, was_trained=lambda _: False, merged=(), payload_limit=0)
-    add = partial(merge_pb2_grpc.add_MergeServiceServicer_to_server, MergeServicer(desk))
-    async with serving(made, add, identity=made.learner) as served:
-        yield served.address
+class RefusingLearner(merge_pb2_grpc.MergeServiceServicer):
+    """Refuses every stream, as a learner does one that names no model, or while it starts."""
+
+    def __init__(self, reason: Reason) -> None:
+        self._reason = reason
+
+    async def Contribute(  # noqa: N802
+        self, request: AsyncIterator[merge_pb2.ContributeRequest], _: object
+    ) -> AsyncIterator[merge_pb2.ContributeResponse]:
+        hello = (await anext(request)).hello
+        assert not hello.layout_digest
+        assert not hello.held_group_ids
+        raise RefusedError(self._reason, "so it says")
+        yield
 
 
 @pytest.mark.parametrize(
     ("case", "grade", "said"),
     [
-        ("serves", "ok", "contributor"),
-        ("is starting", "warn", "starting"),
+        (Reason.LAYOUT_MISMATCH, "ok", "contributor"),
+        (Reason.BUSY, "fail", "so it says"),
         ("is away", "fail", "is not reached"),
         ("is the coordinator", "fail", "is not reached"),
         ("no certificate", "warn", "certificate"),
     ],
 )
-async def test_a_contributor_asks_its_learner_whether_it_is_let_in_and_takes_no_stream_over(
+async def test_a_contributor_asks_its_learner_whether_it_is_let_in(
     made: MadeRun, hub: RunningHub, doctor: Doctor, tmp_path: Path, case: str, grade: str, said: str
 ) -> None:
     here = machine_of(made, tmp_path / "here", None if case == "no certificate" else made.contributor)
-    async with merging_desk(made, is_starting=case == "is starting") as address:
-        learner = {"is away": "127.0.0.1:9", "is the coordinator": hub.address}.get(case, address)
+    learner = RefusingLearner(case if isinstance(case, Reason) else Reason.LAYOUT_MISMATCH)
+    add = partial(merge_pb2_grpc.add_MergeServiceServicer_to_server, learner)
+    async with serving(made, add, identity=made.learner) as served:
+        asked = {"is away": "127.0.0.1:9", "is the coordinator": hub.address}.get(case, served.address)
         _, found = await doctor(
             *("--role", "contributor", "--state-dir", here, "--run-file", here / "run.json"),
-            *("--coordinator", hub.address, "--set", f"contributor.learner={learner}"),
+            *("--coordinator", hub.address, "--set", f"contributor.learner={asked}"),
             *("--set", f"contributor.model_dir={here}"),
         )
     assert (found["learner"]["grade"], said in found["learner"]["what"]) == (grade, True), found["learner"]
@@ -283,4 +282,4 @@ def test_a_learner_that_merges_can_listen_for_contributors(address: str, grade: 
         (finding,) = examine([check], needs=Needs.MACHINE)
     assert finding.grade == grade
     assert "learner.merge.listen" in finding.what
-    assert ("in use" in finding.what) == (address == "taken")
+    assert (os.strerror(errno.EADDRINUSE) in finding.what) == (address == "taken")

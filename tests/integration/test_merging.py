@@ -7,10 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from heterorl.v1 import merge_pb2, merge_pb2_grpc
 from learner.config import LearnerConfig
 from learner.masters.master_words import root_of
 from node.errors import Reason, StartupError
+from node.identity.peer import Peer
+from node.rpc.call_ends import classified
+from node.rpc.channel import Purpose, dial
 from node.values.groups.verdict import Verdict
+from node.values.run import Role
 from support.contributing import contributor
 from support.groups import with_rewards
 from support.refusals import refused
@@ -287,6 +292,25 @@ async def test_the_newest_stream_of_a_contributor_stays(start: Start, model_dir:
             await merging.give("1.1", "2.1")
             await newer.say(*newer.trained([await newer.batch(BATCH)]))
             assert (await newer.heard_of("answer")).merged_version == 1
+
+
+async def test_a_hello_without_a_model_is_refused_and_takes_no_stream_over(
+    start: Start, model_dir: Path
+) -> None:
+    async with start(merge=EXACT) as merging:
+        await served(merging)
+        async with contributor(merging, model_dir, "a") as a:
+            asks = Peer("run", Role.CONTRIBUTOR, "a")
+            assert merging.server is not None
+            address = merging.server.address
+            async with dial(address, asks, purpose=Purpose.CONTRIBUTIONS, now=0.0) as channel:
+                hello = merge_pb2.ContributeRequest(hello=merge_pb2.ContributorHello())
+                with refused(Reason.LAYOUT_MISMATCH), classified():
+                    async for _ in merge_pb2_grpc.MergeServiceStub(channel).Contribute(iter([hello])):
+                        pass
+            await merging.give("1.1", "2.1")
+            await a.say(*a.trained([await a.batch(BATCH)]))
+            assert (await a.heard_of("answer")).merged_version == 1
 
 
 async def test_groups_that_taught_nothing_are_consumed_by_a_verdict_and_make_no_version(

@@ -34,9 +34,6 @@ REASON_LIMIT_S: Final = 1.0
 GOODBYE_LIMIT_S: Final = 2.0
 """Longest wait for the learner to note what is given back; else it does once it has missed the stream."""
 
-LOST: Final = "connection to the learner lost"
-NOT_REACHED: Final = "the learner is not reached; it is asked again until it serves contributors"
-
 _Call = grpc.aio.StreamStreamCall[merge_pb2.ContributeRequest, merge_pb2.ContributeResponse]
 
 
@@ -113,8 +110,6 @@ class ContributeStream:
         self._listener = listener
         self._backoff = backoff
         self._something_owed = asyncio.Event()
-        self._is_known = False
-        """Whether the learner has ever answered."""
 
     def wake(self) -> None:
         """Send what is owed by now."""
@@ -139,7 +134,7 @@ class ContributeStream:
                 )
             except ConnectionLost as lost:
                 self._listener.lost()
-                logger.warning(LOST if self._is_known else NOT_REACHED, extra={"detail": str(lost)})
+                logger.warning("connection to the learner lost", extra={"detail": str(lost)})
             await self._backoff.wait()
 
     async def say_goodbye(self) -> None:
@@ -200,7 +195,6 @@ class ContributeStream:
             if not isinstance(response, merge_pb2.ContributeResponse):  # grpc.aio.EOF
                 return
             self._backoff.reset()
-            self._is_known = True
             match response.WhichOneof("message"):
                 case "terms":
                     self._account.told(from_wire(MergeTerms, response.terms))
