@@ -11,6 +11,7 @@ from learner.sizing.mesh_sizes import MeshSizes
 from learner.step_settings import Packing, StepSettings
 from node.checks.check import Check, Surroundings
 from node.checks.installed import model_check, packages_check
+from node.checks.machine_checks import listen_check
 from node.errors import COMMAND_LINE
 from node.system.device import AUTO, Device
 from node.system.extras import TORCH, NeededPackage
@@ -180,6 +181,12 @@ class LearnerConfig(StepSettings, RanksConfig):
     merge: MergeConfig | None = None
     """Contributors take the steps, on other sites, and this learner merges what they hand in; see
     ``[learner.merge]``. It needs no GPU then. Unset: it takes the steps itself."""
+
+    def checks(self, surroundings: Surroundings) -> Iterator[Check]:
+        """Yield the checks of packages and model, and of the port for contributors if there is one."""
+        yield from super().checks(surroundings)
+        if self.merge is not None:
+            yield listen_check(self.merge.listen, key="learner.merge.listen")
 
     @property
     def needed_packages(self) -> tuple[NeededPackage, ...]:

@@ -98,6 +98,12 @@ class StepNumbers:
     """Padding included, on all shares of the rows; None, as of the next one: before 0.4."""
     distinct_tokens: int | None = _gauge("Tokens of the newest step's rows, shared ones once.", default=None)
     """Without padding; a family that goes row by row shares none."""
+    merged_contributions: int | None = _gauge("Contributions in the newest merge.", default=None)
+    """With a change. None, as of the next ones: the step was taken here."""
+    merged_norm: float | None = _gauge("Norm of the mean change of the newest merge.", default=None)
+    merged_cosine_min: float | None = _gauge(
+        "Least cosine of a contribution's change with the mean of the newest merge.", default=None
+    )
 
     def flat(self) -> dict[str, Any]:
         """Return all numbers by name, those of the batch among them."""

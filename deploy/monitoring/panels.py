@@ -208,6 +208,34 @@ RUN_LEARNER: Final = (
           {"{{writer}} {{outcome}}": per_second("heterorl_learner_step_writes_total", "writer", "outcome")}),
 )  # fmt: skip
 
+RUN_CONTRIBUTORS: Final = (
+    Panel("Contributors", "Connected to a learner that merges, and those whose changes are in the newest "
+          "merge.",
+          {"connected": "heterorl_learner_contributors",
+           "in the newest merge": "heterorl_learner_merged_contributions"}),
+    Panel("Age of the round", "Seconds since the newest merge, and for whom the next one waits.",
+          {"round": "heterorl_learner_round_seconds",
+           "waits for {{contributor}}": "heterorl_learner_awaited_seconds"}, SECONDS),
+    Panel("Contributions", "Per second, by what became of them; of those refused the groups are dealt again.",
+          {"{{contributor}} {{outcome}}":
+           above_0(per_second("heterorl_learner_contributions_total", "contributor", "outcome"))}),
+    Panel("Bytes of contributions", "Payloads that reach the learner.",
+          {"{{contributor}}": per_second("heterorl_learner_contribution_bytes_total", "contributor")}, "Bps"),
+    Panel("Norm of changes", "Of each contributor's newest change, and of the mean of the newest merge.",
+          {"{{contributor}}": "heterorl_learner_change_norm", "merged": "heterorl_learner_merged_norm"}),
+    Panel("Cosine of changes", "Of each contributor's change with the mean of its merge: 1 where all learn "
+          "the same, 0 or below where it undoes what the others do.",
+          {"{{contributor}}": "heterorl_learner_change_cosine",
+           "least": "heterorl_learner_merged_cosine_min"}),
+    Panel("Outer rate", "Share of the mean change that a version takes over, and whether merged changes grow "
+          "as in divergence.",
+          {"rate": "heterorl_learner_outer_rate", "diverges": "heterorl_learner_merges_diverge"}),
+    Panel("Time of a contributor", "Mean seconds: a step, coding a change, from a contribution to the words "
+          "of the version that has it.",
+          {f"{{{{node}}}}, {what}": mean_of(f"heterorl_contributor_{name}_seconds", "node")
+           for what, name in (("step", "step"), ("coding", "hand_in"), ("answer", "answer"))}, SECONDS),
+)  # fmt: skip
+
 RUN: Final = Dashboard(
     "run",
     "What a run learns, from groups of which age, and what becomes of them.",
@@ -217,6 +245,7 @@ RUN: Final = Dashboard(
         "Age": RUN_AGE,
         "Groups": RUN_GROUPS,
         "Learner": RUN_LEARNER,
+        "Contributors": RUN_CONTRIBUTORS,
     },
 )
 

@@ -59,6 +59,7 @@ class ContributorStreams:
         self._wake = wake
         self._clock = clock
         self._metrics = metrics
+        metrics.contributors.set(0)
         self._streams: dict[str, ContributorStream] = {}
         self.pending: dict[str, Contribution] = {}
         """By contributor: whole, and without an answer."""
@@ -138,7 +139,7 @@ class ContributorStreams:
     def hand_in(self, name: str, contribution: Contribution) -> None:
         """Keep a new contribution to be looked at."""
         self.pending[name] = contribution
-        self._metrics.received_bytes.inc(len(contribution.payload))
+        self._metrics.received_bytes.labels(name).inc(len(contribution.payload))
         self._changed()
 
     def deal(self, name: str, groups: Iterable[ToContributor]) -> None:

@@ -6,7 +6,7 @@ forgets it at a rollback needs to know no more of it.
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -28,6 +28,29 @@ class MergeInputs:
     handed_in: Sequence[HandedIn]
     """At least one with a change, in the order of the contributors' names."""
     settings: MergeSettings
+    is_shown: bool = False
+    """Whether cosines are worked out, for which each contribution of several is decoded once more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """Figures of a merge, for people."""
+
+    norm: float = 0.0
+    """Euclidean norm of the merged change."""
+    contributions: int = 0
+    """Contributions with a change."""
+    cosines: Mapping[str, float] = field(default_factory=dict)
+    """By contributor; see ``cosines_with``. Empty: there was one alone, or nobody asked."""
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The numbers of its step, by name."""
+        return {
+            "merged_contributions": self.contributions,
+            "merged_norm": self.norm,
+            "merged_cosine_min": min(self.cosines.values(), default=None),
+        }
 
 
 class OuterOptimizer(torch.optim.Optimizer):
@@ -37,8 +60,6 @@ class OuterOptimizer(torch.optim.Optimizer):
         """Move these, by name."""
         super().__init__(list(parameters.values()), {"lr": 1.0, "momentum": 0.0})
         self._parameters = parameters
-        self.newest_norm = 0.0
-        """Euclidean norm of the newest change."""
         self.changes: Mapping[str, Tensor] = {}
         """Change of each tensor that the next step moves; float64."""
 
@@ -57,8 +78,8 @@ class OuterOptimizer(torch.optim.Optimizer):
             outer_step(parameter, state.get("momentum"), there, rate=rate, beta=beta)
         self.changes = {}
 
-    def merge(self, inputs: MergeInputs, words_before: WordsBefore) -> None:
-        """Move the parameters by some contributions.
+    def merge(self, inputs: MergeInputs, words_before: WordsBefore) -> Merged:
+        """Move the parameters by some contributions; return its figures.
 
         Args:
             words_before: the version that is moved on.
@@ -67,11 +88,16 @@ class OuterOptimizer(torch.optim.Optimizer):
         """
         shapes = {name: parameter.shape for name, parameter in self._parameters.items()}
         self.changes = merged_changes(inputs, shapes, words_before=words_before)
-        self.newest_norm = sum(float(one.square().sum()) for one in self.changes.values()) ** 0.5
+        norm = sum(float(one.square().sum()) for one in self.changes.values()) ** 0.5
+        contributions = sum(bool(one.contribution.payload) for one in inputs.handed_in)
+        cosines: dict[str, float] = {}
+        if inputs.is_shown and contributions > 1:
+            cosines = cosines_with(self.changes, inputs, shapes, words_before=words_before)
         of_merge = {"lr": inputs.settings.outer_rate, "momentum": inputs.settings.outer_momentum}
         for group in self.param_groups:
             group.update(of_merge)
         self.step()
+        return Merged(norm, contributions, cosines)
 
 
 def merged_changes(inputs: MergeInputs, shapes: Shapes, *, words_before: WordsBefore) -> dict[str, Tensor]:
@@ -107,6 +133,27 @@ def merged_changes(inputs: MergeInputs, shapes: Shapes, *, words_before: WordsBe
             changes = [(weight / share, change) for weight, change in changes]
         merged[name] = combined(changes, settings.combine)
     return merged
+
+
+def cosines_with(
+    merged: Mapping[str, Tensor], inputs: MergeInputs, shapes: Shapes, *, words_before: WordsBefore
+) -> dict[str, float]:
+    """Return the cosine of each contribution's change with the merged one, over the tensors that it has.
+
+    Between contributions that learn the same it is near 1, and 1/sqrt(n) between n that are at right angles.
+    0 where one of the two is zero. Memory for a tensor.
+    """
+    cosines = {}
+    for one in inputs.handed_in:
+        if not (payload := one.contribution.payload):
+            continue
+        product = own = whole = 0.0
+        for name, change in decode_tensors(payload, inputs.settings, shapes, words_before=words_before):
+            product += float((change * merged[name]).sum())
+            own += float(change.square().sum())
+            whole += float(merged[name].square().sum())
+        cosines[one.contributor] = product / (own * whole) ** 0.5 if own and whole else 0.0
+    return cosines
 
 
 def norm_of_change(

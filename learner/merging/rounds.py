@@ -7,15 +7,18 @@ A round leads from one merged version to the next.
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Set
 from dataclasses import dataclass
 from statistics import median
-from typing import Final
+from typing import Final, Self
 
 from learner.merging.merge_settings import MergeSettings
 
 LEAST_COMPARED: Final = 3
 """Fewer changes do not show which of them is out of line."""
+
+LATE_NAMED: Final = 2
+"""Names in a wait, of which the coordinator shows 100 characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,29 @@ class Unfit:
     outcome: str
     """In a word, for metrics."""
     detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """The contributors for whom a merge waits."""
+
+    late: tuple[str, ...] = ()
+    """Sorted; none that waits for groups."""
+    here: int = 0
+    """Contributions that wait with it."""
+    expected: int = 0
+    """Contributions of all that are waited for, those that are here among them."""
+
+    @classmethod
+    def of(cls, waited_for: Set[str], *, here: Set[str], asking: Set[str]) -> Self:
+        """Compare whose contributions can come with whose are ``here``, and with who asks for groups."""
+        return cls(tuple(sorted(waited_for - here - asking)), len(here), len(waited_for | here))
+
+    @property
+    def text(self) -> str:
+        """Names and counts, for people; empty: for nobody."""
+        some = ", ".join(self.late[:LATE_NAMED]) + (", ..." if self.late[LATE_NAMED:] else "")
+        return f"{some} ({self.here} of {self.expected} in)" if self.late else ""
 
 
 class Rounds:

@@ -18,7 +18,7 @@ from learner.config import RanksConfig
 from learner.journal.checkpoint import ShardCopy, begin_anew, load_into
 from learner.masters.master_words import MasterWords
 from learner.merging.changes.word_changes import WordsBefore
-from learner.merging.outer_optimizer import MergeInputs, OuterOptimizer
+from learner.merging.outer_optimizer import Merged, MergeInputs, OuterOptimizer
 from learner.model.model import Policy, ScoringModel, load_policy, load_reference
 from learner.model.rank_exchanges import Instruction, Ranks
 from learner.step.optimizer import adopt_settings, make_optimizer
@@ -108,15 +108,14 @@ class Trainer:
         """Whether its versions are merged of contributions."""
         return isinstance(self.optimizer, OuterOptimizer)
 
-    def merge(self, inputs: MergeInputs) -> float:
-        """Move the parameters by the mean of some contributions; return its norm.
+    def merge(self, inputs: MergeInputs) -> Merged:
+        """Move the parameters by the mean of some contributions; return its figures.
 
         Raises:
             ValueError: a payload is broken; nothing has changed.
         """
         assert isinstance(self.optimizer, OuterOptimizer)
-        self.optimizer.merge(inputs, self.words_before)
-        return self.optimizer.newest_norm
+        return self.optimizer.merge(inputs, self.words_before)
 
     @property
     def words_before(self) -> WordsBefore:

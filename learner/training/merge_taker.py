@@ -19,7 +19,7 @@ from learner.merging.contributor_streams import ContributorStreams
 from learner.merging.deals import DealRules, Deals
 from learner.merging.handed_in import HandedIn, report_objection
 from learner.merging.outer_optimizer import norm_of_change
-from learner.merging.rounds import Added, Rounds, Unfit
+from learner.merging.rounds import Added, Awaited, Rounds, Unfit
 from learner.metrics import Instruments
 from learner.step_settings import StepSettings
 from learner.training.coordinator import Coordinator
@@ -89,6 +89,7 @@ class MergeTaker:
             )
         now = self._clock.monotonic()
         self._deals, self._rounds = Deals(rules, now=now), Rounds(self._settings, now=now)
+        self._awaited = Awaited()
         shapes = {name: one.shape for name, one in state.policy.parameters.items()}
         self._show_rates()
         self._norm_of = partial(norm_of_change, settings=self._settings, shapes=shapes)
@@ -106,11 +107,11 @@ class MergeTaker:
         )
 
     @property
-    def waits_for(self) -> str:
-        """Name of the wait for the next merge."""
+    def waits_for(self) -> tuple[str, str]:
+        """Name of the wait for the next merge, and for whom."""
         if not self._deals.contributors:
-            return "contributors"
-        return "contributions" if self._deals.waited_for(has_room=True) else "rollout groups"
+            return "contributors", ""
+        return ("contributions", self._awaited.text) if self._awaited.late else ("rollout groups", "")
 
     @property
     def pause_s(self) -> float:
@@ -135,10 +136,13 @@ class MergeTaker:
         await self._look_at_contributions()
         for name, why in self._unfit().items():
             self._refuse(self._handed_in[name], why.detail, outcome=why.outcome)
-        self._metrics.round_seconds.set(self._rounds.age_s(now=now))
-        self._metrics.dealt_groups.set(self._deals.held_groups)
         held = self._deals.held_groups + len(self._buffer)
         waited_for = self._deals.waited_for(has_room=held < self._capacity_groups)
+        self._awaited = Awaited.of(
+            waited_for, here=self._handed_in.keys(), asking=self._deals.asking(now=now)
+        )
+        self._metrics.show_round(self._rounds.age_s(now=now), late=self._awaited.late)
+        self._metrics.dealt_groups.set(self._deals.held_groups)
         names = self._rounds.due(waited_for, now=self._clock.monotonic())
         return bool(names) and await self._merge([self._handed_in[name] for name in names])
 
@@ -208,7 +212,7 @@ class MergeTaker:
             self._rounds.remove(name)
         self._buffer.put_back(self._deals.give_back(name, [*one.group_ids, *others]))
         self._streams.refuse(name, why, taken=others)
-        self._metrics.contributions.labels(outcome).inc()
+        self._metrics.contributions.labels(name, outcome).inc()
         about = {"contributor": name, "number": one.contribution.number, "detail": why}
         logger.warning("contribution refused", extra=about)
 
@@ -241,8 +245,9 @@ class MergeTaker:
         """Show the rates of the next merge, and what the newest one says of them."""
         rates = self._state.progress.outer_rates
         self._metrics.outer_rate.set(rates.of(self._settings).outer_rate)
-        self._metrics.merged_norm.set(rates.newest_norm)
         self._metrics.diverges.set(rates.are_lowered(self._settings))
+        for name, cosine in self._state.merged.cosines.items():
+            self._metrics.change_cosine.labels(name).set(cosine)
         if rates.are_lowered(self._settings) and not rates.norms:
             about = {"norm": rates.newest_norm, "outer_rate": rates.lowered}
             logger.error("merged changes grow as in divergence: the outer rate is lowered", extra=about)
@@ -256,7 +261,9 @@ class MergeTaker:
             self._deals.consumed(one.contributor, one.group_ids)
             merged = replace(one.contributed, version=self._state.version)
             self._streams.answer(one.contributor, merged)
-            self._metrics.contributions.labels("merged" if one.report.steps else "empty").inc()
+            self._metrics.contributions.labels(
+                one.contributor, "merged" if one.report.steps else "empty"
+            ).inc()
         self._rounds.merged([one.contributor for one in handed_in], now=self._clock.monotonic())
 
     def _terms(self) -> MergeTerms:

@@ -179,14 +179,17 @@ class TrainingLoop:
         )
 
     async def _wait_for_groups(self, stopping: asyncio.Event, merges: MergeTaker | None) -> float:
-        """Wait until something has come, or time alone makes something due; return the seconds that took."""
+        """Wait until something has come, or time makes something due; return the seconds without groups.
+
+        A learner that merges waits for contributors, too, which is no lack of groups.
+        """
         started_s = self._instruments.clock.monotonic()
         limit_s = None if merges is None else merges.pause_s
-        what = "rollout groups" if merges is None else merges.waits_for
-        with self._node_metrics.waiting(what), contextlib.suppress(TimeoutError):
+        what, who = ("rollout groups", "") if merges is None else merges.waits_for
+        with self._node_metrics.waiting(what, who), contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await run_until(stopping, self._drain.arrival())
-        return self._instruments.clock.monotonic() - started_s
+        return self._instruments.clock.monotonic() - started_s if what == "rollout groups" else 0.0
 
     async def _hand_over(self) -> None:
         self._state.master_access.end()

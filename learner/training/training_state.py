@@ -23,7 +23,7 @@ from learner.journal.progress import BestVersion, NewsEntry, Progress, StepEntry
 from learner.journal.step_journal import StepJournal, read_journal
 from learner.masters.master_access import MasterAccess
 from learner.merging.handed_in import HandedIn
-from learner.merging.outer_optimizer import MergeInputs
+from learner.merging.outer_optimizer import Merged, MergeInputs
 from learner.model.model import Policy, ScoringModel
 from learner.operator_orders import RollbackOrder
 from learner.step.step_inputs import next_step, switch_before
@@ -75,14 +75,11 @@ class TrainingState:
         self._clock = clock
         self._published = published
         self._masters_wait_s = 0.0
+        self.merged = Merged()
         self.master_access = MasterAccess(monotonic=clock.monotonic)
         """Closed to readers from the optimizer's step until ``hold`` names the version."""
         self.trainer = Trainer(
-            policy,
-            config,
-            reference,
-            before_writing=self._before_writing,
-            merges=config.merge is not None,
+            policy, config, reference, before_writing=self._before_writing, merges=config.merge is not None
         )
         """Told what to do from here alone."""
         checkpoints = CheckpointStore(
@@ -187,16 +184,17 @@ class TrainingState:
         batch, outcome, observed = merged_outcome(handed_in, groups, version=self.version)
         assert self.config.merge is not None
         configured, rates = self.config.merge.of_merge, self.progress.outer_rates
-        inputs = MergeInputs(handed_in, rates.of(configured))
+        inputs = MergeInputs(handed_in, rates.of(configured), is_shown=True)
         self._recorded_settings = self._recorded_settings | {"merge": inputs.settings.model_dump()}
-        norm = self.trainer.merge(inputs)
+        self.merged = self.trainer.merge(inputs)
         self._check_finite("merge", "learner.merge.outer_rate")
         self._is_saved = False
+        outcome = replace(outcome, numbers=replace(outcome.numbers, **self.merged.numbers))
         line = self._line(batch, outcome, started_s=started_s, groups_wait_s=groups_wait_s)
         entry = replace(
             self._entry(line, outcome.numbers, unacknowledged=unacknowledged),
             contributed=tuple(one.contributed for one in handed_in),
-            outer_rates=rates.after(norm, configured),
+            outer_rates=rates.after(self.merged.norm, configured),
         )
         return StepTaken(line, entry, b"", tuple(one.journalled() for one in handed_in), observed)
 

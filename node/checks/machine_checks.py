@@ -1,7 +1,9 @@
 """Checks of what a machine does when it is tried: its disk, its device, the sandbox, the kernel."""
 
+import errno
 import os
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from node.checks.check import Check, Finding, Grade, Needs
+from node.rpc.address import is_loopback, split_address
 from node.system.device import AUTO, chosen_device
 from node.values.roles import ROLES, Role
 
@@ -43,6 +46,27 @@ def machine_checks(state_dir: Path, roles: Iterable[Role]) -> Iterator[Check]:
     if not traits or any(one.grades for one in traits):
         yield Check("sandbox", Needs.MACHINE, _sandbox)
     yield Check("kernel", Needs.MACHINE, partial(_congestion, is_hub=any(one.is_hub for one in traits)))
+
+
+def listen_check(address: str, *, key: str) -> Check:
+    """Return the check that this machine can listen on an address that ``key`` names."""
+    return Check("listen", Needs.MACHINE, partial(_listen, address, key=key))
+
+
+def _listen(address: str, *, key: str) -> Iterator[Finding]:
+    host, port = split_address(address)
+    what, fix = f"{key} = {address}", "Name an address of this machine, 0.0.0.0 for all, and a free port."
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        grade = Grade.WARN if error.errno == errno.EADDRINUSE else Grade.FAIL  # perhaps by the daemon itself
+        yield Finding("listen", grade, f"{what}: {os.strerror(error.errno or 0)}", fix)
+        return
+    if is_loopback(host):
+        yield Finding("listen", Grade.WARN, f"{what}: only this machine reaches it", fix)
+    else:
+        yield Finding("listen", Grade.OK, f"{what} can be listened on")
 
 
 def _disk(directory: Path) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from typing import Final
 from node.coordinator.fleet.bottleneck import BottleneckWatch, Look
 from node.coordinator.fleet.held_back import DELIVERY, NEWCOMERS, VERIFIERS, Cause
 from node.coordinator.fleet.membership import PeerState
-from node.coordinator.fleet.wait_chain import ROLLOUT_GROUPS, Facts, WaitingSamplers, explained
+from node.coordinator.fleet.wait_chain import ROLLOUT_GROUPS, Facts, WaitingPeers, explained
 from node.coordinator.peers.peer_table import PeerTable
 from node.coordinator.peers.peers import Peers
 from node.coordinator.work.accounts import Accounts
@@ -35,7 +35,7 @@ BAD_PROMPTS_SHOWN: Final = 50
 """Newest bad prompts in the state of the run; it says how many there are, too."""
 
 _WAITING_NAMED: Final = 3
-"""Samplers named of those that wait for the same."""
+"""Peers named of those that wait for the same."""
 
 PEERS_SHOWN: Final = 50
 STEPS_SHOWN: Final = 500
@@ -84,7 +84,8 @@ class RunReport:
             unusual = tuple(one for one in unusual if not one.what.endswith(SamplerStanding.HOARDS))
             rows = tuple(replace(row, standing_detail="") if _hoards(row) else row for row in rows)
         facts = self._facts(capacity, now, fault)
-        headline, waits = explained(facts, waiting_samplers(self.table.peers, now))
+        by_role = (waiting_peers(self.table.peers, role, now) for role in (Role.SAMPLER, Role.CONTRIBUTOR))
+        headline, waits = explained(facts, *by_role)
         return RunStatus(
             run_id=self.run_id,
             head=self.table.peers.head,
@@ -129,6 +130,7 @@ class RunReport:
             groups_wait_s=step.groups_wait_s,
             waiting_s=facts.learner_waits_s if facts.learner_waits_for == ROLLOUT_GROUPS else 0.0,
             samplers=self.table.survey.waits,
+            contributors=self.table.survey.contributors,
             withheld_by=_withheld_by(facts, accounts),
             tightest_limit=facts.capacity_bound,
         )
@@ -220,16 +222,16 @@ def _unheard_s(peers: Peers, role: Role, now: float) -> float | None:
     return max(0.0, now - max(seen)) if seen else None
 
 
-def waiting_samplers(peers: Peers, now: float) -> tuple[WaitingSamplers, ...]:
-    """Return the samplers that are here, by what they wait for."""
+def waiting_peers(peers: Peers, role: Role, now: float) -> tuple[WaitingPeers, ...]:
+    """Return the peers of a role that are here, by what they wait for."""
     by_wait: dict[str, list[tuple[float, str]]] = {}
     for member in peers.members:
         peer = member.peer
-        if peer.role is Role.SAMPLER and member.state in (PeerState.JOINED, PeerState.LIVE):
+        if peer.role is role and member.state in (PeerState.JOINED, PeerState.LIVE):
             known = peers.of(peer)
             by_wait.setdefault(known.report.waits_for, []).append((known.waits_since_s, peer.node_id))
     return tuple(
-        WaitingSamplers(
+        WaitingPeers(
             waits_for,
             tuple(name for _, name in heapq.nsmallest(_WAITING_NAMED, waits)),
             len(waits),

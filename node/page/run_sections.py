@@ -45,6 +45,8 @@ _FIGURES: Final[Mapping[str, Mapping[str, str]]] = {
         "announcement_lag_s": "from the step to its announcement",
     },
     "learning rate": {"learning_rate": ""},
+    "norm of the merged change": {"merged_norm": ""},
+    "cosine of a contribution with its merge": {"merged_cosine_min": "least of the merge"},
 }  # fmt: skip
 """Title with unit -> number of a step -> its label."""
 

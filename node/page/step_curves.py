@@ -20,6 +20,8 @@ DRAWN: Final = (
     "learning_rate",
     "step_s",
     "groups_wait_s",
+    "merged_norm",
+    "merged_cosine_min",
 )
 """Numbers of a step's line that are drawn."""
 

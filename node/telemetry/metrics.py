@@ -107,12 +107,16 @@ class NodeMetrics:
             self.faults.failed(service, what, fix=_DISK_FIX)
 
     @contextlib.contextmanager
-    def waiting(self, what: str) -> Iterator[None]:
-        """Count the body as a wait for ``what``, a fixed phrase such as ``prompt lease``. Any thread."""
+    def waiting(self, what: str, detail: str = "") -> Iterator[None]:
+        """Count the body as a wait for ``what``, a fixed phrase such as ``prompt lease``. Any thread.
+
+        Args:
+            detail: what heartbeats say besides, such as a name; metrics do not.
+        """
         started = self._clock.monotonic()
         with self._lock:
             number = next(self._numbers)
-            self._open_waits[number] = what
+            self._open_waits[number] = f"{what}: {detail}" if detail else what
         self._waiting.labels(what).inc()
         try:
             yield

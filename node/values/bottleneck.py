@@ -8,6 +8,10 @@ class BoundBy(enum.StrEnum):
     """Bounds of a run's pace. Closed: also the ``by`` label of metrics."""
 
     LEARNER = "learner"
+    CONTRIBUTORS = "contributors"
+    """They take the learner's steps."""
+    EXCHANGE = "exchange"
+    """The way of changes to the learner, and of merged versions back."""
     SAMPLERS = "samplers"
     VERIFIERS = "verifiers"
     LINK = "link"

@@ -2,17 +2,24 @@
 
 import asyncio
 import contextlib
+import errno
 import json
+import os
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from heterorl.v1 import merge_pb2, merge_pb2_grpc
+from node.checks.check import Needs, examine
+from node.checks.machine_checks import listen_check
 from node.commands.cli import main
 from node.commands.doctor import connection_probe, way_checks
+from node.errors import Reason, RefusedError
 from node.identity.identity_store import IDENTITY_DIRECTORY, Identity, save_identity
 from node.rpc import proxy
 from node.rpc.address import split_target
@@ -21,6 +28,7 @@ from node.values.roles import Role
 from support.hub import RunningHub, running_hub
 from support.identity import MadeRun, make_run
 from support.orders import give
+from support.rpc import serving
 
 Doctor = Callable[..., Awaitable[tuple[int, dict[str, dict[str, Any]]]]]
 
@@ -219,3 +227,59 @@ async def test_for_people_each_layer_is_a_line_and_each_fix_another(
     *_, failed, fix = capsys.readouterr().out.splitlines()
     assert failed.startswith("fail  dns              no-such-host.invalid does not resolve")
     assert fix.strip() == "-> Correct the name, or this machine's name servers."
+
+
+class RefusingLearner(merge_pb2_grpc.MergeServiceServicer):
+    """Refuses every stream, as a learner does one that names no model, or while it starts."""
+
+    def __init__(self, reason: Reason) -> None:
+        self._reason = reason
+
+    async def Contribute(  # noqa: N802
+        self, request: AsyncIterator[merge_pb2.ContributeRequest], _: object
+    ) -> AsyncIterator[merge_pb2.ContributeResponse]:
+        hello = (await anext(request)).hello
+        assert not hello.layout_digest
+        assert not hello.held_group_ids
+        raise RefusedError(self._reason, "so it says")
+        yield
+
+
+@pytest.mark.parametrize(
+    ("case", "grade", "said"),
+    [
+        (Reason.LAYOUT_MISMATCH, "ok", "contributor"),
+        (Reason.BUSY, "fail", "so it says"),
+        ("is away", "fail", "is not reached"),
+        ("is the coordinator", "fail", "is not reached"),
+        ("no certificate", "warn", "certificate"),
+    ],
+)
+async def test_a_contributor_asks_its_learner_whether_it_is_let_in(
+    made: MadeRun, hub: RunningHub, doctor: Doctor, tmp_path: Path, case: str, grade: str, said: str
+) -> None:
+    here = machine_of(made, tmp_path / "here", None if case == "no certificate" else made.contributor)
+    learner = RefusingLearner(case if isinstance(case, Reason) else Reason.LAYOUT_MISMATCH)
+    add = partial(merge_pb2_grpc.add_MergeServiceServicer_to_server, learner)
+    async with serving(made, add, identity=made.learner) as served:
+        asked = {"is away": "127.0.0.1:9", "is the coordinator": hub.address}.get(case, served.address)
+        _, found = await doctor(
+            *("--role", "contributor", "--state-dir", here, "--run-file", here / "run.json"),
+            *("--coordinator", hub.address, "--set", f"contributor.learner={asked}"),
+            *("--set", f"contributor.model_dir={here}"),
+        )
+    assert (found["learner"]["grade"], said in found["learner"]["what"]) == (grade, True), found["learner"]
+
+
+@pytest.mark.parametrize(
+    ("address", "grade"),
+    [("0.0.0.0:0", "ok"), ("127.0.0.1:0", "warn"), ("192.0.2.1:7720", "fail"), ("taken", "warn")],
+)
+def test_a_learner_that_merges_can_listen_for_contributors(address: str, grade: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        check = listen_check(taken if address == "taken" else address, key="learner.merge.listen")
+        (finding,) = examine([check], needs=Needs.MACHINE)
+    assert finding.grade == grade
+    assert "learner.merge.listen" in finding.what
+    assert (os.strerror(errno.EADDRINUSE) in finding.what) == (address == "taken")

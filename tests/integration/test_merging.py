@@ -7,10 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from heterorl.v1 import merge_pb2, merge_pb2_grpc
 from learner.config import LearnerConfig
 from learner.masters.master_words import root_of
 from node.errors import Reason, StartupError
+from node.identity.peer import Peer
+from node.rpc.call_ends import classified
+from node.rpc.channel import Purpose, dial
 from node.values.groups.verdict import Verdict
+from node.values.roles import Role
 from support.contributing import contributor
 from support.groups import with_rewards
 from support.refusals import refused
@@ -88,11 +93,17 @@ async def test_contributions_of_two_are_merged_in_equal_parts_and_every_group_on
     async with start(merge=EXACT) as merging:
         await served(merging)
         before = {name: one.detach().double() for name, one in merging.policy.parameters.items()}
-        async with contributor(merging, model_dir, "b") as b, contributor(merging, model_dir, "a") as a:
+        async with (
+            contributor(merging, model_dir, "b") as b,
+            contributor(merging, model_dir, "a", credit=BATCH) as a,
+        ):
             await merging.give("1.1", "2.1", "3.1", "4.1")
             sent = [one.trained([await one.batch(BATCH)]) for one in (b, a)]
             await b.say(*sent[0])
+            await until(lambda: merging.waits_for == "contributions: a (1 of 2 in)")
             assert merging.loop.version == 0
+            assert (merging.shown("awaited_seconds", contributor="a") or 0) > 0
+            assert merging.shown("awaited_seconds", contributor="b") is None
             await a.say(*sent[1])
             for one in (a, b):
                 assert (await one.heard_of("answer")).merged_version == 1
@@ -101,9 +112,18 @@ async def test_contributions_of_two_are_merged_in_equal_parts_and_every_group_on
                 torch.testing.assert_close(now.detach().double(), mean, atol=1e-7, rtol=0)
                 assert not torch.equal(mean, before[name]) or not mean.any()
             assert merging.shown("contributors") == 2
+            for name in ("a", "b"):
+                assert merging.shown("contributions_total", contributor=name, outcome="merged") == 1
+                assert (merging.shown("contribution_bytes_total", contributor=name) or 0) > 0
+                assert -1 <= (merging.shown("change_cosine", contributor=name) or 0) <= 1
         await until(lambda: len(merging.hub.records) == 1)
         assert sorted(merging.hub.trained_group_ids) == ["1.1", "2.1", "3.1", "4.1"]
-        assert merging.lines[0]["tokens"] > 0
+        (line,) = merging.lines
+        assert line["tokens"] > 0
+        assert (line["merged_contributions"], line["merged_norm"] > 0) == (2, True)
+        assert line["merged_cosine_min"] == min(
+            merging.shown("change_cosine", contributor=name) or 0 for name in ("a", "b")
+        )
 
 
 async def test_the_same_contribution_again_is_ignored_and_answered_as_it_was(
@@ -289,6 +309,25 @@ async def test_the_newest_stream_of_a_contributor_stays(start: Start, model_dir:
             await merging.give("1.1", "2.1")
             await newer.say(*newer.trained([await newer.batch(BATCH)]))
             assert (await newer.heard_of("answer")).merged_version == 1
+
+
+async def test_a_hello_without_a_model_is_refused_and_takes_no_stream_over(
+    start: Start, model_dir: Path
+) -> None:
+    async with start(merge=EXACT) as merging:
+        await served(merging)
+        async with contributor(merging, model_dir, "a") as a:
+            asks = Peer("run", Role.CONTRIBUTOR, "a")
+            assert merging.server is not None
+            address = merging.server.address
+            async with dial(address, asks, purpose=Purpose.CONTRIBUTIONS, now=0.0) as channel:
+                hello = merge_pb2.ContributeRequest(hello=merge_pb2.ContributorHello())
+                with refused(Reason.LAYOUT_MISMATCH), classified():
+                    async for _ in merge_pb2_grpc.MergeServiceStub(channel).Contribute(iter([hello])):
+                        pass
+            await merging.give("1.1", "2.1")
+            await a.say(*a.trained([await a.batch(BATCH)]))
+            assert (await a.heard_of("answer")).merged_version == 1
 
 
 async def test_groups_that_taught_nothing_are_consumed_by_a_verdict_and_make_no_version(

@@ -2,7 +2,9 @@
 
     look, look, ... --a minute, or some steps--> shares of time --rules, HOLD_S--> bottleneck
 
-    the learner waits little    samplers are held back by a full queue           the learner
+    the learner waits little    samplers are held back by a full queue           the learner; where it merges:
+                                each contributor waits for half of the time      the exchange with them
+                                otherwise                                        the contributors
     the learner hardly waits    otherwise                                        nothing alone
     the learner waits           a batch is there and does not get to it          what withholds it
                                 samplers wait for versions more than they work   the link
@@ -20,9 +22,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from node.coordinator.fleet.held_back import (
+    CONTRIBUTORS,
+    EXCHANGE,
     FULL_QUEUE,
     LEARNER,
     LINK,
+    MERGED,
     NOTHING,
     SAMPLERS,
     UNFIT,
@@ -50,6 +55,9 @@ LONGEST_LOOK_S: Final = 10.0
 WAITS_SHARE: Final = 0.1
 """The learner waits if it spends this share of its time so; with more groups it could save no more."""
 
+EXCHANGE_SHARE: Final = 0.5
+"""The exchange with contributors bounds the pace if it costs the slowest of them more than its steps do."""
+
 HELD_BACK_SHARE: Final = 0.25
 """A limit holds samplers back if it costs this share of their time; every run touches one now and then. A
 full queue is the learner's doing unless it, too, waits for so long: in a run by hand it waited an eighth of
@@ -70,6 +78,8 @@ class Look:
     """Since when the learner waits for groups now, seconds; 0: it does not."""
     samplers: Mapping[str, int]
     """How many wait for what; empty name: for nothing."""
+    contributors: Mapping[str, str] = field(default_factory=dict)
+    """Wait of each contributor, by its name."""
     withheld_by: Cause | None = None
     """Why a batch that is there does not get to the learner; None: none is there."""
     tightest_limit: str = ""
@@ -85,6 +95,8 @@ class _Stretch:
     waited_s: float = 0.0
     samplers_s: defaultdict[Cause | None, float] = field(default_factory=lambda: defaultdict(float))
     """Samplers times seconds, by what held them back; None: nothing, they generated."""
+    exchange_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Seconds in which a contributor waited for a merged version, by its name."""
     withheld_s: defaultdict[Cause, float] = field(default_factory=lambda: defaultdict(float))
     """Seconds in which a batch was there and did not get to the learner, by the reason."""
 
@@ -93,6 +105,8 @@ class _Stretch:
         self.seconds += seconds
         if look.withheld_by is not None:
             self.withheld_s[look.withheld_by] += seconds
+        for name, wait in look.contributors.items():
+            self.exchange_s[name] += seconds * (wait == MERGED)
         for wait, samplers in look.samplers.items():
             if wait not in UNFIT:
                 cause = held_back_by(wait, tightest_limit=look.tightest_limit)
@@ -107,6 +121,8 @@ class _Stretch:
             self.samplers_s[cause] += seconds
         for reason, seconds in other.withheld_s.items():
             self.withheld_s[reason] += seconds
+        for name, seconds in other.exchange_s.items():
+            self.exchange_s[name] += seconds
 
 
 class BottleneckWatch:
@@ -188,6 +204,15 @@ def _bottleneck(window: _Stretch) -> Bottleneck:
     )
 
 
+def _trainers(window: _Stretch) -> tuple[Cause, str]:
+    """Return what makes versions no faster, and what shows it: the slowest contributor's share of waiting."""
+    if not window.exchange_s:
+        return LEARNER, ""
+    share = min(window.exchange_s.values()) / window.seconds
+    waited = f"; each contributor waited {share:.0%} of its time or more for merged versions"
+    return EXCHANGE if share >= EXCHANGE_SHARE else CONTRIBUTORS, waited
+
+
 def _cause(window: _Stretch, wait: float, held_back: Mapping[Cause, float]) -> tuple[Cause, str]:
     """Return what bounds the pace, and what shows it besides the learner's wait.
 
@@ -197,7 +222,8 @@ def _cause(window: _Stretch, wait: float, held_back: Mapping[Cause, float]) -> t
     """
     full = sum(held_back.get(limit, 0.0) for limit in FULL_QUEUE)
     if wait < HELD_BACK_SHARE <= full:
-        return LEARNER, f", while samplers waited for it {full:.0%} of their time"
+        trainers, more = _trainers(window)
+        return trainers, f", while samplers waited for it {full:.0%} of their time{more}"
     if wait < WAITS_SHARE:
         return NOTHING, ""
     for reason, seconds in window.withheld_s.items():

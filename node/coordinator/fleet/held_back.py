@@ -27,6 +27,12 @@ LEARNER: Final = Cause(
     "Give it more compute, or raise coordinator.batch_groups, so that each step takes in more; with fewer "
     "samplers the run would be as fast.",
 )
+CONTRIBUTORS: Final = Cause(BoundBy.CONTRIBUTORS, "Add contributors, or give them faster devices.")
+EXCHANGE: Final = Cause(
+    BoundBy.EXCHANGE,
+    "Let changes travel less often (learner.merge.local_steps), beside the steps (overlap) or in fewer bytes "
+    "(compression); or give learner and contributors a faster link.",
+)
 SAMPLERS: Final = Cause(BoundBy.SAMPLERS, "Add samplers, or give them faster devices.")
 VERIFIERS: Final = Cause(BoundBy.VERIFIERS, "Start more verifiers, or make their graders faster.")
 LINK: Final = Cause(
@@ -87,7 +93,12 @@ UNFIT: Final = frozenset(
 )  # fmt: skip
 """Waits of samplers that do no work for a reason of their own: they bound nothing."""
 
-CAUSES: Final = frozenset({LEARNER, SAMPLERS, DELIVERY, NEWCOMERS, NOTHING, *WAITS.values()})
+MERGED: Final = "merged version"
+"""Wait of a contributor while its change and what is made of it travel, or others train."""
+
+CAUSES: Final = frozenset(
+    {LEARNER, CONTRIBUTORS, EXCHANGE, SAMPLERS, DELIVERY, NEWCOMERS, NOTHING, *WAITS.values()}
+)
 
 
 def held_back_by(wait: str, *, tightest_limit: str) -> Cause | None:

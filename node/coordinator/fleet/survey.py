@@ -82,6 +82,8 @@ class FleetSurvey:
     """Different ones of the samplers that are here."""
     waits: Mapping[str, int] = field(default_factory=dict)
     """How many of the samplers that are here wait for what; empty name: for nothing."""
+    contributors: Mapping[str, str] = field(default_factory=dict)
+    """Wait of each contributor that is here, by its name."""
 
     @property
     def peer_counts(self) -> tuple[PeerCount, ...]:
@@ -110,6 +112,7 @@ class Surveyor:
     _graders: dict[bytes, list[Peer]] = field(default_factory=dict)
     """Grader code -> the samplers that are here and have it."""
     _waits: Counter[str] = field(default_factory=Counter)
+    _contributors: dict[str, str] = field(default_factory=dict)
 
     def see(
         self,
@@ -142,6 +145,8 @@ class Surveyor:
         self._shown += is_sampler and is_shown
         if is_sampler and state is not PeerState.SILENT:
             self._waits[waits_for] += 1
+        elif peer.role is Role.CONTRIBUTOR and state is not PeerState.SILENT:
+            self._contributors[peer.node_id] = waits_for
         if not is_sampler or is_shown:
             self._named[peer] = measured
         if state is PeerState.SILENT:
@@ -198,6 +203,7 @@ class Surveyor:
             tuple(self._all_unusual()),
             grader_codes=len(self._graders),
             waits=self._waits,
+            contributors=self._contributors,
         )
 
     def _note(self, what: str, badness: float, peer: Peer) -> None:

@@ -2,7 +2,8 @@
 
     the run --> the coordinator's own fault                  (its disk, its database)
     the run --> the learner --> what it waits for            (a disk, an upload, groups)
-                     '-- groups --> the samplers, by what most of them wait for
+                     |-- groups --> the samplers, by what most of them wait for
+                     '-- contributions --> the contributors, likewise
 
 The causes are asked in the order in which one hides the next: without a learner it does not matter that no
 group has come. Each link is from the coordinator's own state: a peer's wait is the name that its heartbeats
@@ -18,14 +19,23 @@ from node.text.wording import counted
 from node.values.run import Headline, Wait
 
 WAITS_SHOWN: Final = 3
-"""Kinds of waits of samplers in a chain, those of most samplers first."""
+"""Kinds of waits of samplers or contributors in a chain, those of most peers first."""
 
 UNNAMED: Final = "nothing that it names"
+
+_GENERATES: Final = "It generates. If that lasts, `heterorl-node try` there shows its speed."
+_TRAINS: Final = (
+    "It trains. Where it is always the last, learner.merge.quorum below 1 lets merges go on without it."
+)
 
 _PACE: Final = "The first line of `status` says whether that bounds the pace of the run."
 
 ROLLOUT_GROUPS: Final = "rollout groups"
 """The learner's wait for the samplers."""
+
+CONTRIBUTORS: Final = "contributors"
+CONTRIBUTIONS: Final = "contributions"
+"""Waits of a learner that merges: nobody is connected; somebody, whom it names, has yet to hand in."""
 
 DONE: Final = "done"
 """Beginning of a learner's wait once it has ended."""
@@ -33,13 +43,13 @@ DONE: Final = "done"
 REMEDIES: Final[Mapping[str, str]] = {
     # the learner
     ROLLOUT_GROUPS: "",
+    CONTRIBUTIONS: "",
     "policy upload": "The link from the learner is slow or cut: see the learner's log.",
     "step acknowledgement": "The coordinator's disk is slow or full: see the coordinator's log.",
     "evaluation": "Held-out prompts are being answered, see `status`; evaluation.prompts asks fewer.",
     "checkpoint": "The learner's disk is slower than its steps, or learner.journal_bytes is small.",
     "disk": "Free space on the learner's disk; it goes on by itself.",
-    "contributors": "No contributor is connected: start one, or see its log and learner.merge.listen.",
-    "contributions": "Contributors train, or their changes travel; see `status`.",
+    CONTRIBUTORS: "No contributor is connected: start one, or see its log and learner.merge.listen.",
     "newest ledger": "Restore the newest copy with `heterorl-node ledger restore`, or accept the loss.",
     # contributors
     "learner that merges": "It does not reach the learner, see contributor.learner and its log.",
@@ -146,8 +156,8 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingSamplers:
-    """The live samplers that name the same wait."""
+class WaitingPeers:
+    """The live peers of a role that name the same wait."""
 
     waits_for: str
     node_ids: tuple[str, ...]
@@ -167,18 +177,22 @@ def remedy(waits_for: str, *, for_s: float = math.inf) -> str:
     return WORK_AS_USUAL if name in PASSING and for_s < PASSING_S else REMEDIES.get(name, "")
 
 
-def explained(facts: Facts, samplers: Sequence[WaitingSamplers]) -> tuple[Headline, tuple[Wait, ...]]:
+def explained(
+    facts: Facts, samplers: Sequence[WaitingPeers], contributors: Sequence[WaitingPeers] = ()
+) -> tuple[Headline, tuple[Wait, ...]]:
     """Return the first line of the status, and who waits for whom, the run first; no waits: it moves.
 
-    The headline says what is done meanwhile, and what the first link waits for. ``samplers`` are told by what
-    they wait for.
+    The headline says what is done meanwhile, and what the first link waits for. ``samplers`` and
+    ``contributors`` are told by what they wait for.
     """
-    doing, links = _causes(facts, samplers)
+    doing, links = _causes(facts, samplers, contributors)
     first = links[0] if links else Wait("the run", "", facts.version_for_s, "")
     return Headline(doing, first.waits_for, first.for_s), links
 
 
-def _causes(facts: Facts, samplers: Sequence[WaitingSamplers]) -> tuple[str, tuple[Wait, ...]]:
+def _causes(
+    facts: Facts, samplers: Sequence[WaitingPeers], contributors: Sequence[WaitingPeers]
+) -> tuple[str, tuple[Wait, ...]]:
     """Return what is done, and who waits for whom."""
     version = "no version yet" if facts.version is None else f"version {facts.version}"
     learner, learner_s, started_s = facts.learner_waits_for, facts.learner_waits_s, facts.started_for_s
@@ -235,8 +249,23 @@ def _causes(facts: Facts, samplers: Sequence[WaitingSamplers]) -> tuple[str, tup
         told = "All rewards of a group are equal: see `heterorl-node samples`."
         teaching = Wait("the learner", "a group that teaches something", facts.idle_s, told)
         return f"batches are consumed at {version}", (teaching,)
-    if facts.ready_groups < facts.batch_groups:
+    merge, _, late = learner.partition(": ")
+    if merge == CONTRIBUTORS:
+        absent = Wait("the learner", learner, learner_s, REMEDIES[CONTRIBUTORS])
+        return f"nothing is trained on after {version}", (absent,)
+    if merge == CONTRIBUTIONS:
+        n = sum(one.peers for one in contributors)
+        next_one = f"the merge of version {(facts.version or 0) + 1}"
+        waiting = Wait(next_one, late, facts.version_for_s, "")
+        return f"{counted(n, 'contributor', 'trains/train')} from {version}", (
+            waiting,
+            *_of_peers("contributor", contributors, at_work=_TRAINS),
+        )
+    is_short = bool(contributors) and merge == ROLLOUT_GROUPS
+    if is_short or facts.ready_groups < facts.batch_groups:
         ready = f"groups: {facts.ready_groups} of {facts.batch_groups} are ready"
+        if is_short:
+            ready = f"groups: contributors have {facts.ready_groups} and ask for more"
         # It may have named this wait in one heartbeat after the other, and taken steps between them.
         waits_s = min(learner_s or facts.version_for_s, facts.version_for_s)
         missing = Wait("the learner", ready, waits_s, "")
@@ -244,7 +273,7 @@ def _causes(facts: Facts, samplers: Sequence[WaitingSamplers]) -> tuple[str, tup
         if facts.ungraded_groups and (has_enough or not facts.verifiers):
             return f"groups are graded at {version}", (missing, _of_verifiers(facts))
         doing = f"{counted(facts.live_samplers, 'sampler', 'fills/fill')} the batch after {version}"
-        return doing, (missing, *_of_samplers(samplers))
+        return doing, (missing, *_of_peers("sampler", samplers, at_work=_GENERATES))
     if learner and learner != ROLLOUT_GROUPS:
         slow = Wait("the learner", learner, learner_s, remedy(learner, for_s=learner_s))
         ready = counted(facts.ready_groups, "group", "is ready/are ready")
@@ -263,12 +292,10 @@ def _of_verifiers(facts: Facts) -> Wait:
     return Wait(who, who_grades, facts.ungraded_s, told)
 
 
-def _of_samplers(samplers: Sequence[WaitingSamplers]) -> Iterator[Wait]:
-    ordered = sorted(samplers, key=lambda one: (-one.peers, one.waits_for))
+def _of_peers(role: str, peers: Sequence[WaitingPeers], *, at_work: str) -> Iterator[Wait]:
+    ordered = sorted(peers, key=lambda one: (-one.peers, one.waits_for))
     for one in ordered[:WAITS_SHOWN]:
         some = ", ".join(one.node_ids) + (", ..." if one.peers > len(one.node_ids) else "")
-        who = f"{counted(one.peers, 'sampler')}: {some}"
-        told = remedy(one.waits_for, for_s=one.for_s)
-        if not one.waits_for:
-            told = "It generates. If that lasts, `heterorl-node try` there shows its speed."
+        who = f"{counted(one.peers, role)}: {some}"
+        told = remedy(one.waits_for, for_s=one.for_s) if one.waits_for else at_work
         yield Wait(who, one.waits_for or UNNAMED, one.for_s, told)

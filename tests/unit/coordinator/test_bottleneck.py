@@ -10,12 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from learner.contributor import contributor_state
 from node.coordinator.config import CoordinatorConfig
 from node.coordinator.fleet.bottleneck import HOLD_S, BottleneckWatch, Look
 from node.coordinator.fleet.held_back import (
     CAUSES,
     DELIVERY,
     FULL_QUEUE,
+    MERGED,
     NEWCOMERS,
     SHARE,
     UNFIT,
@@ -136,6 +138,37 @@ def test_a_limit_that_holds_samplers_back_while_the_learner_waits_is_named_by_it
     assert answer(samplers=samplers, **more) == (BoundBy.SETTING, setting)
 
 
+QUEUED: Mapping[str, Any] = {"samplers": {"prompt lease: buffer": 4}, **NEVER_WAITS}
+
+
+@pytest.mark.parametrize(
+    ("contributors", "by"),
+    [
+        ({"a": ""}, BoundBy.CONTRIBUTORS),
+        ({"a": "", "b": MERGED, "c": MERGED}, BoundBy.CONTRIBUTORS),
+        ({"a": "learner that merges", "b": "groups dealt"}, BoundBy.CONTRIBUTORS),
+        ({"a": MERGED}, BoundBy.EXCHANGE),
+        ({"a": MERGED, "b": MERGED}, BoundBy.EXCHANGE),
+    ],
+)
+def test_where_a_learner_merges_its_contributors_or_the_way_to_them_bound_the_pace(
+    contributors: Mapping[str, str], by: BoundBy
+) -> None:
+    assert answer(contributors=contributors, **QUEUED) == (by, "")
+    assert answer(contributors=contributors) == (BoundBy.SAMPLERS, "")
+
+
+def test_the_exchange_is_the_bound_where_the_slowest_contributor_waits_longer_than_it_trains() -> None:
+    run = Run()
+    for number in range(40):
+        run.goes_on(3, contributors={"a": MERGED, "b": "" if number % 3 else MERGED}, **QUEUED)
+    assert run.watch.found is not None
+    assert run.watch.found.by == BoundBy.CONTRIBUTORS
+    for number in range(40):
+        run.goes_on(3, contributors={"a": MERGED, "b": MERGED if number % 3 else ""}, **QUEUED)
+    assert run.watch.found.by == BoundBy.EXCHANGE
+
+
 def test_the_answer_shows_the_numbers_it_rests_on_and_says_what_to_do() -> None:
     found = Run().goes_on(120, samplers={AT_LIMIT: 3, "": 1}, step_s=1.25, wait_s=1.0)
     assert found is not None
@@ -216,6 +249,7 @@ LOOKS = st.builds(
     version=st.integers(0, 40),
     groups_wait_s=st.floats(0.0, 1e4),
     waiting_s=st.floats(0.0, 1e4),
+    contributors=st.dictionaries(st.sampled_from("abc"), st.sampled_from(["", MERGED, "groups dealt"])),
     samplers=st.dictionaries(
         st.sampled_from(["", SHARE, "policy version: x", *WAITS, *UNFIT]), st.integers(0, 5)
     ),
@@ -255,6 +289,7 @@ def test_there_is_one_answer_of_the_closed_set_or_none_yet(
 
 
 def test_each_wait_in_the_table_is_one_that_peers_name_and_each_setting_exists() -> None:
+    assert MERGED == contributor_state.MERGED
     assert {*WAITS, *UNFIT, SHARE} <= REMEDIES.keys()
     assert {*WAITS.values()} >= FULL_QUEUE
     keys = {f"coordinator.{name}" for name in CoordinatorConfig.model_fields}
@@ -282,13 +317,26 @@ class Fleet:
         self.table = PeerTable(self.peers, revoked=tuple)
         self.report = RunReport("run", self.table, OwnFaults(self.clock.monotonic), self.clock)
         self.samplers = [Peer("run", Role.SAMPLER, name) for name in ("s1", "s2")]
+        self.contributor = Peer("run", Role.CONTRIBUTOR, "c1")
         for peer in (LEARNER_PEER, *self.samplers):
             self.peers.join(peer, Joining(None), now=NOW_S)
 
     def reports(
-        self, seconds: int, *, step: StepReport = STEP, learner: str = ROLLOUT_GROUPS, samplers: str = ""
+        self,
+        seconds: int,
+        *,
+        step: StepReport = STEP,
+        learner: str = ROLLOUT_GROUPS,
+        samplers: str = "",
+        contributor: str | None = None,
     ) -> Bottleneck | None:
-        """Let all report once a second, a step each second; return what is said to bound the run."""
+        """Let all report once a second, a step each second; return what is said to bound the run.
+
+        Args:
+            contributor: what a contributor waits for; None: there is none.
+        """
+        if contributor is not None:
+            self.peers.join(self.contributor, Joining(None), now=self.clock.now())
         for _ in range(seconds):
             self.clock.advance(1.0)
             now = self.clock.now()
@@ -298,6 +346,8 @@ class Fleet:
             )
             for peer in self.samplers:
                 self.peers.heartbeat(peer, HeartbeatReport(None, waits_for=samplers), now=now)
+            if contributor is not None:
+                self.peers.heartbeat(self.contributor, HeartbeatReport(None, waits_for=contributor), now=now)
             for _ in self.table.survey_parts(now):
                 pass
             self.report.look(now)
@@ -313,6 +363,15 @@ class Fleet:
         (
             {"step": replace(STEP, groups_wait_s=0.0), "learner": "", "samplers": "prompt lease: buffer"},
             (BoundBy.LEARNER, ""),
+        ),
+        (
+            {
+                "step": replace(STEP, groups_wait_s=0.0),
+                "learner": "contributions: c1 (0 of 1 in)",
+                "samplers": "prompt lease: buffer",
+                "contributor": "",
+            },
+            (BoundBy.CONTRIBUTORS, ""),
         ),
         ({"step": replace(STEP, groups_wait_s=None)}, None),
         ({"learner": f"{DONE}: version 9 of 9"}, None),

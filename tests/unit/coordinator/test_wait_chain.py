@@ -13,6 +13,8 @@ import sampler
 from learner.contributor import contributor_state
 from node.commands.status.why_stalled_command import told
 from node.coordinator.fleet.wait_chain import (
+    CONTRIBUTIONS,
+    CONTRIBUTORS,
     PASSING,
     PASSING_S,
     REMEDIES,
@@ -20,7 +22,7 @@ from node.coordinator.fleet.wait_chain import (
     WAITS_SHOWN,
     WORK_AS_USUAL,
     Facts,
-    WaitingSamplers,
+    WaitingPeers,
     explained,
     remedy,
 )
@@ -47,10 +49,10 @@ FACTS = Facts(
     ready_groups=8,
     batch_groups=8,
 )
-GENERATES = WaitingSamplers("", ("s1", "s2"), 2, 30.0)
+GENERATES = WaitingPeers("", ("s1", "s2"), 2, 30.0)
 
 
-def waits(*samplers: WaitingSamplers, **facts: Any) -> tuple[Wait, ...]:
+def waits(*samplers: WaitingPeers, **facts: Any) -> tuple[Wait, ...]:
     return explained(replace(FACTS, **facts), samplers or (GENERATES,))[1]
 
 
@@ -70,7 +72,7 @@ def waits(*samplers: WaitingSamplers, **facts: Any) -> tuple[Wait, ...]:
 def test_the_coordinators_own_fault_is_told_before_anything_that_others_wait_for(also: Any) -> None:
     what = "the ledger could not be written: database or disk is full"
     facts = replace(FACTS, own_fault=what, own_fault_s=61.0, own_fault_fix="Free space.", **also)
-    hub = WaitingSamplers("hub", ("s1",), 1, 60.0)
+    hub = WaitingPeers("hub", ("s1",), 1, 60.0)
     headline, [wait] = explained(facts, (hub,))
     assert headline == Headline("nothing new is taken in at version 7", f"the coordinator: {what}", 61.0)
     assert wait.remedy == "Free space."
@@ -187,10 +189,10 @@ def test_the_cause_that_hides_the_others_is_the_headline_and_the_first_link(
 
 def test_without_groups_the_samplers_are_asked_the_most_first() -> None:
     kinds = [
-        WaitingSamplers("prompt lease: staleness", ("a",), 1, 5.0),
-        WaitingSamplers("policy fetch", ("b", "c", "d"), 7, 60.0),
-        WaitingSamplers("", ("e",), 1, 3.0),
-        WaitingSamplers("hub", ("f",), 1, 3.0),
+        WaitingPeers("prompt lease: staleness", ("a",), 1, 5.0),
+        WaitingPeers("policy fetch", ("b", "c", "d"), 7, 60.0),
+        WaitingPeers("", ("e",), 1, 3.0),
+        WaitingPeers("hub", ("f",), 1, 3.0),
     ]
     first, *others = waits(*kinds, ready_groups=0)
     assert first.who == "the learner"
@@ -204,6 +206,34 @@ def test_with_groups_ready_the_learners_own_wait_is_the_cause(name: str) -> None
     assert waits(learner_waits_for=name) == (Wait("the learner", name, 40.0, REMEDIES[name]),)
 
 
+def test_a_merge_waits_for_contributors_by_name_and_they_for_what_they_name() -> None:
+    kinds = [WaitingPeers("", ("c2",), 1, 41.0), WaitingPeers("merged version", ("c1", "c3"), 2, 9.0)]
+    facts = replace(FACTS, learner_waits_for="contributions: c2 (2 of 3 in)", learner_waits_s=3.0)
+    headline, [first, *others] = explained(facts, (GENERATES,), kinds)
+    assert headline == Headline("3 contributors train from version 7", "c2 (2 of 3 in)", 90.0)
+    assert (first.who, first.waits_for) == ("the merge of version 8", "c2 (2 of 3 in)")
+    assert [one.who for one in others] == ["2 contributors: c1, c3", "1 contributor: c2"]
+    assert all(one.remedy for one in others)
+
+
+def test_groups_that_contributors_have_are_no_reason_not_to_ask_the_samplers_for_more() -> None:
+    kinds = [WaitingPeers("groups dealt", ("c1", "c2"), 2, 9.0)]
+    held_back = WaitingPeers("prompt lease: staleness", ("s1",), 1, 9.0)
+    facts = replace(FACTS, learner_waits_for=ROLLOUT_GROUPS, ready_groups=16)
+    headline, [first, sampler] = explained(facts, (held_back,), kinds)
+    assert headline.doing == "2 samplers fill the batch after version 7"
+    assert first.who == "the learner"
+    assert "16" in first.waits_for
+    assert sampler.waits_for == held_back.waits_for
+
+
+@pytest.mark.parametrize("ready_groups", [0, 8])
+def test_a_learner_that_merges_says_that_no_contributor_is_there_before_groups_are(ready_groups: int) -> None:
+    (wait,) = waits(learner_waits_for="contributors", ready_groups=ready_groups)
+    assert (wait.who, wait.waits_for) == ("the learner", "contributors")
+    assert "learner.merge.listen" in wait.remedy
+
+
 def test_a_wait_with_a_distance_after_its_name_has_the_remedy_of_the_name() -> None:
     assert remedy("policy version: 9 versions, 40 MB to go") == REMEDIES["policy version"]
     assert remedy("something that no version of ours names") == ""
@@ -213,7 +243,7 @@ def test_a_wait_with_a_distance_after_its_name_has_the_remedy_of_the_name() -> N
 def test_a_wait_that_every_run_has_blames_nobody_before_it_lasts(name: str) -> None:
     assert remedy(name, for_s=0.0) == remedy(name, for_s=PASSING_S - 1) == WORK_AS_USUAL
     assert remedy(name, for_s=PASSING_S) == REMEDIES[name]
-    young = waits(WaitingSamplers(name, ("a",), 1, 0.0), ready_groups=0)
+    young = waits(WaitingPeers(name, ("a",), 1, 0.0), ready_groups=0)
     assert young[-1].remedy == WORK_AS_USUAL
     assert waits(learner_waits_for=name, learner_waits_s=0.0)[-1].remedy == WORK_AS_USUAL
 
@@ -231,7 +261,7 @@ def test_every_wait_that_our_code_can_name_has_a_remedy() -> None:
     named = {
         "policy version",
         "policy fetch",
-        *(ROLLOUT_GROUPS, "contributors", "contributions"),  # a learner that merges
+        *(ROLLOUT_GROUPS, CONTRIBUTORS, CONTRIBUTIONS),  # a learner that merges
         "newest ledger",
         "prompt lease",
         TOO_FEW_GROUPS,

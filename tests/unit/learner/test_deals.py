@@ -169,8 +169,10 @@ def dealt(deals: Deals, batches: int) -> list[str]:
 def test_batches_go_round_and_a_greedy_contributor_gets_its_share_only() -> None:
     deals = Deals(RULES, now=0.0)
     connected(deals, "greedy", "modest")
+    assert deals.asking(now=0.0) == {"greedy", "modest"}
     assert dealt(deals, 100) == ["greedy", "modest"] * 3
     assert deals.taker(now=0.0) is None
+    assert not deals.asking(now=0.0)
 
 
 def test_there_are_no_more_contributors_than_can_hold_the_groups_of_a_contribution() -> None:

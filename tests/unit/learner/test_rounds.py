@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner.merging.merge_settings import MergeSettings
-from learner.merging.rounds import Added, Rounds
+from learner.merging.rounds import Added, Awaited, Rounds
 
 
 def rounds(*added: Added, **values: object) -> Rounds:
@@ -81,3 +81,29 @@ def test_a_round_that_is_due_has_its_quorum(
         assert waited_for <= here or later_s >= 5.0
     elif here:
         assert waited_for - here
+
+
+@pytest.mark.parametrize(
+    ("waited_for", "here", "asking", "late", "text"),
+    [
+        ("", "", "", "", ""),
+        ("a", "", "", "a", "a (0 of 1 in)"),
+        ("ab", "b", "", "a", "a (1 of 2 in)"),
+        ("ab", "c", "b", "a", "a (1 of 3 in)"),
+        ("ab", "c", "ab", "", ""),
+        ("dabc", "", "", "abcd", "a, b, ... (0 of 4 in)"),
+    ],
+)
+def test_a_merge_waits_for_those_that_hold_groups_and_want_none(
+    waited_for: str, here: str, asking: str, late: str, text: str
+) -> None:
+    awaited = Awaited.of(set(waited_for), here=set(here), asking=set(asking))
+    assert awaited.late == tuple(late)
+    assert awaited.text == text
+
+
+def test_whom_a_merge_waits_for_fits_into_a_heartbeat() -> None:
+    names = {f"{number}{'n' * 62}" for number in range(9)}
+    text = Awaited.of(names, here=set(), asking=set()).text
+    assert len(f"contributions: {text}") > 100
+    assert f"contributions: {text}"[:100].count("n" * 62) == 1
