@@ -94,6 +94,7 @@ def join(
         base=lambda: restored.base.model,
         best_version=lambda: state.best_version,
         changes=lambda: recent_changes(state.progress, now=clock.now()),
+        version_groups=lambda: state.version_groups,
         revocations=lambda: None if revoked is None else revoked.saved,
     )
     notices = Notices(moved=moved.learn)

@@ -78,6 +78,11 @@ class Deals:
         """Groups that are with contributors, or in contributions."""
         return sum(len(hand.held) + len(hand.handed_in) for hand in self._hands.values())
 
+    @property
+    def version_groups(self) -> int:
+        """Groups of a contribution from everybody."""
+        return self._rules.hand_groups * max(1, len(self._hands))
+
     def connect(
         self,
         name: str,

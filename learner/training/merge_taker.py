@@ -117,6 +117,7 @@ class MergeTaker:
         """
         now = self._clock.monotonic()
         self._streams.change_terms(self._terms())
+        self._state.version_groups = self._deals.version_groups
         returned, self._streams.returned = self._streams.returned, []
         self._buffer.put_back([*returned, *self._deals.expire(now=now)])
         for group in self._buffer.take_if(self._deals.is_claimed):

@@ -77,6 +77,8 @@ class TrainingState:
         self._masters_wait_s = 0.0
         self.merged_norm = 0.0
         """Norm of the mean change of the newest merge."""
+        self.version_groups = 0
+        """Groups that the next merge takes, of all contributors together; 0: a step takes a batch."""
         self.master_access = MasterAccess(monotonic=clock.monotonic)
         """Closed to readers from the optimizer's step until ``hold`` names the version."""
         self.trainer = Trainer(

@@ -43,6 +43,7 @@ OWNERS: Final[Mapping[type[Message], Mapping[str, frozenset[Role]]]] = {
         "teaching": _LEARNER,
         "best_version": _LEARNER,
         "changes": _LEARNER,
+        "version_groups": _LEARNER,
         "revocations_digest": _SERVES,
         "sampler": _SAMPLER,
     },

@@ -77,6 +77,8 @@ class PeerReports:
     """Learners: the best version, as written down for ``export --best``."""
     changes: Callable[[], Sequence[str]] = tuple
     """Learners: what an operator has changed lately, a line each, newest first."""
+    version_groups: Callable[[], int] = lambda: 0
+    """Learners: groups that the next version is made of; 0: a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +214,7 @@ class Heartbeats:
             instance=self._instance,
             best_version=self._reports.best_version(),
             changes=self._reports.changes(),
+            version_groups=self._reports.version_groups(),
             machine=optional_to_wire(membership_pb2.MachineFigures, machine),
             sampler=optional_to_wire(membership_pb2.SamplerFigures, sampler),
         )

@@ -39,6 +39,8 @@ class LearnerReport:
     """As written down for ``export --best``; None: no version is."""
     changes: tuple[str, ...] = ()
     """Texts of what an operator has changed lately, newest first."""
+    version_groups: int = 0
+    """Groups that the next version is made of; 0: a batch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,6 +143,7 @@ class Peers:
         self._known[peer].note(heartbeat, now)
         if (learner := heartbeat.learner) is not None:
             self.step, self.teaching = learner.step or self.step, learner.teaching or self.teaching
+            self.accounts.version_groups = learner.version_groups
         return HeartbeatAnswer(
             self.head,
             self._verdicts_for(peer, has_heard=heartbeat.has_heard),

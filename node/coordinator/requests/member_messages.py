@@ -134,6 +134,7 @@ def _learner_report(request: membership_pb2.HeartbeatRequest) -> LearnerReport:
         teaching=optional_from_wire(Teaching, request, "teaching"),
         best_version=request.best_version if request.HasField("best_version") else None,
         changes=tuple(text[:_CHANGE_CHARACTERS] for text in request.changes[:CHANGES_PER_HEARTBEAT]),
+        version_groups=request.version_groups,
     )
 
 

@@ -75,6 +75,8 @@ class Accounts:
         """Whether a prompt can be asked, as far as the coordinator can tell from its row."""
         self.is_on_offer: Callable[[int], bool] = lambda version: False
         """Whether the store offers a version, which may be newer than the log."""
+        self.version_groups = 0
+        """Groups that the learner's next version is made of, as its heartbeats say; 0: a batch."""
         self.go_back(balance, now=now)
 
     def go_back(self, balance: Balance, *, now: float) -> None:
@@ -118,7 +120,6 @@ class Accounts:
         self._accepts_loss = balance.accepts_loss
         self.versions = VersionLog(balance.announced)
         self.newest_record = balance.last_step
-        self._rollbacks = balance.rollbacks
         self.is_confirmed = self.slots.next_slot == 0 and balance.last_step is None
         """Whether the learner has said, since this process began, that the ledger lacks nothing. One
         that never leased anything has nothing to lack. Until then no slot is leased."""
@@ -199,7 +200,6 @@ class Accounts:
         self._note_checks(transaction, now=now)
         if transaction.steps:
             self.newest_record = transaction.steps[-1]
-            self._rollbacks += sum(step.restored_version is not None for step in transaction.steps)
         self.versions.add(transaction.announced)
 
     def note_time(self, now: float) -> float:
@@ -263,9 +263,8 @@ class Accounts:
             untrained_groups=len(self.slots.open.untrained),
             ungraded_groups=counts[SlotState.UNGRADED],
             untrained_bytes=self.spooled.untrained_bytes,
-            trained_groups=counts[SlotState.TRAINED],
             version=0 if self.learner is None else self.learner.version,
-            batchless_steps=self._generations.lost_steps + self._rollbacks,
+            version_groups=self.version_groups,
         )
 
     def next_undelivered(self) -> Slot | None:

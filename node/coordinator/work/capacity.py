@@ -30,12 +30,11 @@ class Load:
     """Leased and not submitted."""
     untrained_groups: int
     """Submitted, neither refused nor trained on; those that a verifier is to grade first are among them."""
-    trained_groups: int
     version: int
     untrained_bytes: int = 0
     ungraded_groups: int = 0
-    batchless_steps: int = 0
-    """Steps without a batch among ``trained_groups``: their records were lost, or a rollback made them."""
+    version_groups: int = 0
+    """Groups that the next version is made of; 0: a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +50,18 @@ class Capacity:
 def capacities(bounds: Bounds, load: Load, *, behind_versions: int = 0) -> dict[str, int]:
     """Return the room under each bound by name; negative where it is overdrawn.
 
-    staleness: (S + version + 1) * batch - (accepted + running), where accepted counts every
-    group ever submitted and not refused. Source: AReaL, arXiv:2505.24298, where samplers hold the learner's
-    version; here version is what the sampler holds.
+    staleness: (S + 1 - versions behind) * groups of a version - (untrained + running): what the versions
+    within reach take, the oldest group first. Source: AReaL, arXiv:2505.24298, where samplers hold the
+    learner's version, versions are made of a batch, and what was trained is counted on both sides.
     """
     untrained, running = load.untrained_groups, load.running_groups
-    accepted = untrained + load.trained_groups + load.batchless_steps * bounds.batch_groups
-    horizon = bounds.max_staleness_versions + load.version - behind_versions + 1
+    horizon = bounds.max_staleness_versions - behind_versions + 1
+    version_groups = max(bounds.batch_groups, load.version_groups)
     grading = {"grading": bounds.unchecked_groups - load.ungraded_groups} if bounds.verifiers_grade else {}
     return {
         **grading,
         "concurrency": bounds.concurrency_groups - running,
-        "staleness": horizon * bounds.batch_groups - (accepted + running),
+        "staleness": horizon * version_groups - (untrained + running),
         "buffer": bounds.buffer_groups - (untrained + running),
         "bytes": _bytes_room(bounds, load),
     }

@@ -325,6 +325,7 @@ class HeartbeatRequest(_message.Message):
     TEACHING_FIELD_NUMBER: _builtins.int
     BEST_VERSION_FIELD_NUMBER: _builtins.int
     CHANGES_FIELD_NUMBER: _builtins.int
+    VERSION_GROUPS_FIELD_NUMBER: _builtins.int
     MACHINE_FIELD_NUMBER: _builtins.int
     SAMPLER_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
@@ -341,6 +342,8 @@ class HeartbeatRequest(_message.Message):
     """As in JoinRequest."""
     best_version: _builtins.int
     """Learners: the best version as written down for `export --best`. Unset: none yet, or not a learner."""
+    version_groups: _builtins.int
+    """Learners that merge: groups that their next version is made of, of all contributors. 0: a batch of the run's, or not a learner."""
     @_builtins.property
     def held(self) -> _common_pb2.PolicyVersion:
         """What the peer serves now. Unset: nothing."""
@@ -384,12 +387,13 @@ class HeartbeatRequest(_message.Message):
         teaching: Global___Teaching | None = ...,
         best_version: _builtins.int | None = ...,
         changes: _abc.Iterable[_builtins.str] | None = ...,
+        version_groups: _builtins.int = ...,
         machine: Global___MachineFigures | None = ...,
         sampler: Global___SamplerFigures | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_version", b"best_version", "held", b"held", "machine", b"machine", "sampler", b"sampler", "step", b"step", "teaching", b"teaching"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_version", b"best_version", "changes", b"changes", "clock_offset_s", b"clock_offset_s", "held", b"held", "instance", b"instance", "machine", b"machine", "revocations_digest", b"revocations_digest", "running_lease_ids", b"running_lease_ids", "sampler", b"sampler", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "step", b"step", "teaching", b"teaching", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_version", b"best_version", "changes", b"changes", "clock_offset_s", b"clock_offset_s", "held", b"held", "instance", b"instance", "machine", b"machine", "revocations_digest", b"revocations_digest", "running_lease_ids", b"running_lease_ids", "sampler", b"sampler", "sent_at_s", b"sent_at_s", "sequence", b"sequence", "step", b"step", "teaching", b"teaching", "version_groups", b"version_groups", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_version: _TypeAlias = _typing.Literal["best_version"]  # noqa: Y015
     _WhichOneofArgType__best_version: _TypeAlias = _typing.Literal["_best_version", b"_best_version"]  # noqa: Y015

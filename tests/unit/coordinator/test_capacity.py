@@ -12,8 +12,7 @@ def room(
     *,
     running: int = 0,
     untrained: int = 0,
-    trained: int = 0,
-    version: int = 0,
+    version_groups: int = 0,
     behind: int = 0,
     **changes: Any,
 ) -> tuple[int, str]:
@@ -24,19 +23,22 @@ def room(
         max_staleness_versions=2,
         buffer_bytes=1 << 20,
     )
-    load = Load(running, untrained, trained, version, untrained_bytes=untrained * 100)
+    load = Load(running, untrained, 0, untrained_bytes=untrained * 100, version_groups=version_groups)
     found = capacity(replace(bounds, **changes), load, behind_versions=behind)
     return found.groups, found.bound
 
 
-@pytest.mark.parametrize(("version", "groups"), [(0, 12), (1, 16), (2, 20)])
-def test_the_staleness_bound_lets_groups_in_for_the_steps_within_reach(version: int, groups: int) -> None:
-    # (S + version + 1) * B with S = 2 and B = 4
-    assert room(version=version) == (groups, "staleness")
+@pytest.mark.parametrize(("version_groups", "groups"), [(0, 12), (3, 12), (8, 24), (24, 72)])
+def test_the_staleness_bound_lets_groups_in_for_the_versions_within_reach(
+    version_groups: int, groups: int
+) -> None:
+    # (S + 1) * B with S = 2 and B = 4, or what a merge of several contributions takes
+    assert room(version_groups=version_groups) == (groups, "staleness")
 
 
-def test_every_group_in_flight_or_trained_counts_against_the_staleness_bound() -> None:
-    assert room(running=3, untrained=2, trained=4, version=1) == (16 - 9, "staleness")
+def test_every_group_in_flight_counts_against_the_staleness_bound() -> None:
+    assert room(running=3, untrained=2) == (12 - 5, "staleness")
+    assert room(running=3, untrained=2, behind=1) == (8 - 5, "staleness")
 
 
 def test_the_tightest_bound_gives_the_number_and_its_name() -> None:
@@ -61,9 +63,7 @@ def test_nothing_within_the_bound_can_be_staler_than_allowed(behind: int) -> Non
     stalest = 0
     for version in range(50):
         held, trained = max(0, version - behind), 4 * version
-        free, _ = room(
-            running=len(begun_with) - trained, trained=trained, version=version, behind=version - held
-        )
+        free, _ = room(running=len(begun_with) - trained, behind=version - held)
         begun_with += [held] * free
         assert len(begun_with) >= trained + 4
         stalest = max(stalest, *(version - number for number in begun_with[trained : trained + 4]))
