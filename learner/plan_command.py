@@ -32,7 +32,7 @@ from node.identity.files import cannot_read
 SHOWN: Final = 8
 
 _HEAVIEST: Final = MergeSettings(method="eager")
-"""Of all methods, none keeps more for each parameter."""
+"""None of the methods keeps more for each parameter."""
 
 EXAMPLE: Final = """\
   heterorl-node plan 8B --gpus 8 --memory 80 --link 100

@@ -21,10 +21,10 @@ from learner.sizing.model_shape import ModelShape
 from learner.sizing.rank_costs import delta_bytes, lag
 
 FOUR_BIT_BYTES: Final = Interval(0.38, 0.44, 0.5 + 4 / 256)
-"""Of an entry: at most 4 bits and a float32 for each 256, which take 3.5 bits in bench.changes."""
+"""For an entry: at most 4 bits and a float32 for each 256, which take 3.5 bits in bench.changes."""
 
 FULL_BYTES: Final = Interval(1.7, 2.1, 4.5)
-"""Of an entry (bench.changes: 1.8 after one step at a rate of 1e-6, 2.1 after 16); more at higher rates."""
+"""For an entry (bench.changes: 1.8 after one step at a rate of 1e-6, 2.1 after 16); more at higher rates."""
 
 WORDS_OVER_DELTA: Final = Interval(1.0, 1.7, 2.0)
 """Bytes of ``word_changes`` over a version's delta: what is fed back becomes due later (bench.changes)."""
@@ -33,7 +33,7 @@ PLACE_SHARE: Final = 1.03
 """Bytes of the places of ``largest`` over their entropy (bench.changes: 8.2 bits where the bound is 8.08)."""
 
 TOKEN_BYTES: Final = 12
-"""Of a token of a group: id, logprob, version."""
+"""Bytes of a token of a group: id, logprob, version."""
 
 ROUND_TRIPS: Final = 3
 """Contribution, publication, fetch."""

@@ -1,5 +1,6 @@
-"""What a learner of a simulated run merges with: production's MergeTaker, streams and servicer, and stand-ins
-for tensors, journal and threads.
+"""The means by which a learner of a simulated run merges: production's MergeTaker, streams and servicer.
+
+Tensors, journal and threads have stand-ins.
 
     contributor --over the network--> MergeServicer --> ContributorStreams --> MergeTaker --> journal
                                                           the learner's buffer --'
@@ -39,7 +40,7 @@ from simulation.reached import Instruments
 from simulation.virtual_loop import Clock
 
 SHAPES: Final = {"weights": torch.Size([8])}
-"""Of the only tensor, which is changed and merged as a model's are."""
+"""Shapes of the only tensor, which is changed and merged as a model's are."""
 
 
 class Account(Protocol):

@@ -160,8 +160,12 @@ def _knows_no_merged_contribution(self: ContributorStreams, deals: Any, terms: A
 _begin = ContributorStreams.begin
 
 
-def _keeps_for_who_is_gone(self: Deals, *, now: float) -> list[Any]:
+def _forgets_what_the_gone_held(self: Deals, *, now: float) -> list[Any]:
+    _expire(self, now=now)
     return []
+
+
+_expire = Deals.expire
 
 
 def _counts_a_batch_for_each_version(self: Accounts) -> Any:
@@ -207,7 +211,8 @@ PLANTED = (
         _patched(ContributorStreams, "begin", _knows_no_merged_contribution),
     ),
     Planted(
-        "groups of a contributor that is gone stay with it", _patched(Deals, "expire", _keeps_for_who_is_gone)
+        "groups of a contributor that is gone are dealt to nobody",
+        _patched(Deals, "expire", _forgets_what_the_gone_held),
     ),
     Planted(
         "a version that is merged counts as one batch for the bound on staleness",

@@ -1,4 +1,4 @@
-"""What a round of several sites costs, as planned, is what encoders, optimizers and deals make of it."""
+"""Costs of a round of several sites, as planned, are those of real encoders, optimizers and deals."""
 
 import gc
 import json
