@@ -65,6 +65,12 @@ def test_contributions_of_several_batches_come_together_under_a_low_bound_on_sta
     assert outcome.reached["contribution merged"] > outcome.steps
 
 
+def test_two_groups_of_a_slot_with_two_contributors_are_not_both_merged() -> None:
+    """Found by the simulator: a slot is leased again as the task's options change."""
+    outcome = simulate(draw_plan(235))
+    assert not outcome.violations, told(outcome)
+
+
 def test_plans_draw_every_kind_of_fault() -> None:
     drawn = {fault.kind for seed in range(200) for fault in draw_plan(seed).faults}
     assert drawn == set(FaultKind)
