@@ -186,7 +186,7 @@ class SlotsOfARun(RuleBasedStateMachine):
     @invariant()
     def no_slot_is_trained_on_twice(self) -> None:
         assert all(times == 1 for times in self.trained.values())
-        assert self.desk.accounts.load().trained_groups == len(self.trained)
+        assert self.desk.accounts.slots.counts()[SlotState.TRAINED] == len(self.trained)
 
     @invariant()
     def counts_add_up(self) -> None:
@@ -237,8 +237,8 @@ class SlotsOfARun(RuleBasedStateMachine):
     def bad_prompts_take_no_room(self) -> None:
         counts, load = self.desk.accounts.slots.counts(), self.desk.accounts.load()
         no_room = (SlotState.ABANDONED, SlotState.LOST, SlotState.SKIPPED, SlotState.AVAILABLE)
-        in_flight = load.running_groups + load.untrained_groups + load.trained_groups
-        assert in_flight == sum(counts.values()) - sum(counts[state] for state in no_room)
+        taken = load.running_groups + load.untrained_groups + counts[SlotState.TRAINED]
+        assert taken == sum(counts.values()) - sum(counts[state] for state in no_room)
 
     @invariant()
     def a_slot_has_a_winner_exactly_while_its_group_is_kept(self) -> None:
