@@ -26,7 +26,7 @@ DEPLOY: Final = Path(__file__).resolve().parent
 Check = tuple[str, Callable[[], list[str]]]
 """Its name, and how to get its complaints."""
 
-ROLES: Final = ("coordinator", "relay", "learner", "sampler", "verifier")
+ROLES: Final = ("coordinator", "relay", "learner", "contributor", "sampler", "verifier")
 
 EXPOSURE_LIMIT: Final = 1.2
 """Exposure, from systemd's 0 (sealed) to 10. Left are sockets, memory that torch may execute, and, for

@@ -36,16 +36,21 @@ def plan_layouts(
     tokens: int,
     row_tokens: int,
     keys_a_token: float = 1.0,
+    kept_bytes: float = 0.0,
 ) -> list[Planned]:
     """Return every way to cut the model over ``ranks``: those that fit, the simplest of the fast first.
 
     Args:
-        tokens: of a step; ``row_tokens``: of its longest row; ``keys_a_token``: see ``rank_memory``.
+        tokens: of a step; ``row_tokens``: of its longest row; ``keys_a_token``, ``kept_bytes``: see
+            ``rank_memory``.
     """
     on_gpu = device.compute_bytes == 2
 
     def planned(layout: RankLayout) -> Planned:
-        memory = rank_memory(shape, layout, compute_bytes=device.compute_bytes, keys_a_token=keys_a_token)
+        compute_bytes = device.compute_bytes
+        memory = rank_memory(
+            shape, layout, compute_bytes=compute_bytes, keys_a_token=keys_a_token, kept_bytes=kept_bytes
+        )
         if not on_gpu:
             memory["words"] = words_bytes(shape, ranks=ranks)
         needed = sum(memory.values()) + device.reserve_bytes

@@ -5,6 +5,7 @@ gathered     FSDP2: two layers, a layer's gradient, twice each, tensor and buffe
 casts        autocast: a bfloat16 copy of every matrix of the stage, kept until the backward pass
 activations  what autograd keeps, of every micro-batch in flight, keys and values as often as rows share them,
              and a chunk of logits
+anchor       a contributor's: the version that its change is measured from, and the change that travels
 words        of two versions, in the host's memory: a CPU's own
 """
 
@@ -49,13 +50,19 @@ class RankLayout(MeshSizes):
 
 
 def rank_memory(
-    shape: ModelShape, layout: RankLayout, *, compute_bytes: int, keys_a_token: float = 1.0
+    shape: ModelShape,
+    layout: RankLayout,
+    *,
+    compute_bytes: int,
+    keys_a_token: float = 1.0,
+    kept_bytes: float = 0.0,
 ) -> dict[str, float]:
     """Return the bytes on the fullest rank, by what they are of; without what libraries take themselves.
 
     Args:
         keys_a_token: tokens of all rows, for each one that the model reads: attention has keys and values of
             what rows share once for each row.
+        kept_bytes: a contributor's, of each parameter beside AdamW's; 0: it is a learner.
     """
     tp, width, tokens = layout.tp, shape.width, layout.micro_batch_tokens
     layer, ends, layers = _layer(shape, tp), _ends(shape, layout), -(-shape.layers // layout.pp)
@@ -74,7 +81,7 @@ def rank_memory(
         "casts": 2.0 * stage if compute_bytes == 2 else 0.0,
         "activations": tokens * layout.pp * layers * kept + again  # pp of them, one forward one backward
         + min(LOGITS_BYTES, 4 * tokens * shape.vocabulary / tp),
-    }  # fmt: skip
+    } | ({"anchor": kept_bytes * stage / layout.dp_shard} if kept_bytes else {})  # fmt: skip
 
 
 def words_bytes(shape: ModelShape, *, ranks: int) -> float:
@@ -131,10 +138,25 @@ class Lag:
     """Steps from the one that made a version until it is served; of the link alone, without generation."""
 
 
-def lag(shape: ModelShape, *, link_mbit_s: float, step_s: float) -> Lag:
-    """Return how far a sampler is behind; where deltas take longer than steps, up to a keyframe's time."""
+def delta_bytes(shape: ModelShape, *, steps: int = 1) -> Interval:
+    """Return the bytes of a delta over so many steps, which change words like a random walk.
+
+    At 16 steps that fits what bench.changes counts; the upper bound is for steps that all go one way.
+    """
+    growth = (math.sqrt(steps), math.sqrt(steps), steps)
+    shares = (share * more for share, more in zip(DELTA_SHARE, growth, strict=True))
+    return Interval(*(2.0 * shape.parameters * min(share, KEYFRAME_SHARE) for share in shares))
+
+
+def lag(shape: ModelShape, *, link_mbit_s: float, step_s: float, delta: Interval | None = None) -> Lag:
+    """Return how far a sampler is behind; where deltas take longer than steps, up to a keyframe's time.
+
+    Args:
+        step_s: from version to version.
+        delta: bytes of a version's, if it is of more than a step.
+    """
     whole, bytes_s = 2.0 * shape.parameters, link_mbit_s * 1e6 / 8 * LINE_SHARE
-    delta = Interval(*(whole * share for share in DELTA_SHARE))
+    delta = delta or delta_bytes(shape)
     delta_s = Interval(*(size / bytes_s + APPLY_S for size in delta))
     keyframe_s = whole * KEYFRAME_SHARE / bytes_s + APPLY_S
     behind = (one if one <= step_s else keyframe_s for one in delta_s)

@@ -198,6 +198,23 @@ class MergeTaker:
             if one.contribution.base_version < self._state.progress.oldest_usable_version:
                 why = f"its steps began from version {one.contribution.base_version}, which was rolled back"
                 unfit[name] = Unfit("late", why)
+        return self._doubled() | unfit
+
+    def _doubled(self) -> dict[str, Unfit]:
+        """Return the contributions with another group of a slot that is trained on.
+
+        A slot is leased again once the task's options have changed, and a contributor may still have its
+        older group.
+        """
+        unfit: dict[str, Unfit] = {}
+        slots: set[str] = set()
+        for name, one in sorted(self._handed_in.items()):
+            own = [group_id.partition(".")[0] for group_id in one.group_ids]
+            is_trained = any(group_id in self._state.trained_slots for group_id in one.group_ids)
+            if is_trained or len(set(own)) < len(own) or not slots.isdisjoint(own):
+                unfit[name] = Unfit("groups", "a group of it is of a slot that another group was trained for")
+            else:
+                slots.update(own)
         return unfit
 
     def _refuse(self, one: HandedIn, why: str, *, outcome: str, others: Sequence[str] = ()) -> None:

@@ -7,6 +7,7 @@ a run with fewer faults is, apart from those, nearly the same run, and shrinking
 import enum
 import random
 from dataclasses import dataclass, replace
+from typing import Any
 
 GRADED_PART = 0.3
 """Part of the runs in which verifiers grade."""
@@ -58,6 +59,13 @@ class FaultKind(enum.StrEnum):
     RESTORED = "the coordinator's machine is lost: an older ledger goes on, and the loss is accepted"
     VERIFIER_KILLED = "a verifier is killed"
     VERIFIERS_AWAY = "both verifiers are away"
+    CONTRIBUTOR_KILLED = "a contributor is killed"
+    CONTRIBUTOR_GONE = "a contributor is killed and never comes back"
+    CONTRIBUTOR_STOPPED = "a contributor is stopped in good order"
+    CONTRIBUTOR_JOINS = "one more contributor joins"
+    CONTRIBUTOR_TWIN = "a second process of a contributor's name starts"
+    CONTRIBUTOR_SLOW = "a contributor takes long for a step"
+    CONTRIBUTOR_LIES = "a contributor lies about its groups, its steps and its change"
 
 
 K = FaultKind
@@ -83,6 +91,19 @@ LOSING_PART = 0.3
 _OF_VERIFIERS = (K.VERIFIER_KILLED, K.VERIFIERS_AWAY)
 """Drawn by themselves, where verifiers grade."""
 
+_OF_CONTRIBUTORS = (
+    K.CONTRIBUTOR_KILLED,
+    K.CONTRIBUTOR_GONE,
+    K.CONTRIBUTOR_STOPPED,
+    K.CONTRIBUTOR_JOINS,
+    K.CONTRIBUTOR_TWIN,
+    K.CONTRIBUTOR_SLOW,
+    K.CONTRIBUTOR_LIES,
+)
+"""Drawn by themselves, where there are contributors, and so is what fails of their network."""
+MERGING_PART = 0.4
+"""Part of the runs in which contributors train, and the learner merges."""
+
 _OF_PEER = frozenset({K.CUT, K.LOSSY, K.REPEATED, K.FAR})
 
 _LASTING_S = {
@@ -98,6 +119,8 @@ _LASTING_S = {
     K.LEARNER_KILLED: (1.0, 8.0),
     K.LEARNER_KILLED_IN_STEP: (1.0, 8.0),
     K.SAMPLER_KILLED: (1.0, 10.0),
+    K.CONTRIBUTOR_KILLED: (0.5, 20.0),
+    K.CONTRIBUTOR_STOPPED: (0.5, 10.0),
 }
 """How long until it is started again; other faults last 1 to 8 s."""
 
@@ -143,6 +166,14 @@ class Plan:
     evaluates_every_versions: int
     faults: tuple[Fault, ...]
     verifiers_grade: bool = False
+    contributors: int = 0
+    """0: the learner takes its steps itself."""
+    merge: tuple[tuple[str, Any], ...] = ()
+    """Keys of [learner.merge] and their values."""
+
+    @property
+    def contributor_names(self) -> tuple[str, ...]:
+        return tuple(f"contributor-{n}" for n in range(1, self.contributors + 1))
 
     @property
     def sampler_names(self) -> tuple[str, ...]:
@@ -179,7 +210,8 @@ def draw_plan(seed: int) -> Plan:
         evaluates_every_versions=draw.choice((0, 0, 4)),
         faults=(),
     )
-    kinds = tuple(kind for kind in FaultKind if kind not in (*_OF_VERIFIERS, *_OF_STORES))
+    apart = {*_OF_VERIFIERS, *_OF_STORES, *_OF_CONTRIBUTORS}
+    kinds = tuple(kind for kind in FaultKind if kind not in apart)
     faults = [_drawn(draw.choice(kinds), plan, draw) for _ in range(draw.choice((1, 2, 3, 5)))]
     of_verifiers = random.Random(f"verifiers/{seed}")
     if of_verifiers.random() < GRADED_PART:
@@ -188,7 +220,48 @@ def draw_plan(seed: int) -> Plan:
     of_stores = random.Random(f"stores/{seed}")
     if of_stores.random() < LOSING_PART:
         faults.append(_drawn(of_stores.choice(_OF_STORES), plan, of_stores))
+    of_merging = random.Random(f"merging/{seed}")
+    if of_merging.random() < MERGING_PART:
+        plan = _with_contributors(plan, of_merging)
+        kinds = (*_OF_CONTRIBUTORS, *sorted(_OF_PEER))
+        drawn = (of_merging.choice(kinds) for _ in range(of_merging.choice((0, 1, 2, 4))))
+        faults += [_of_contributor(kind, plan, of_merging) for kind in drawn]
     return plan.with_faults(tuple(sorted(faults, key=lambda f: f.at_s)))
+
+
+def _with_contributors(plan: Plan, draw: random.Random) -> Plan:
+    """Return a plan in which contributors train, and the learner's buffer has room for them."""
+    contributors, local_steps = draw.choice((1, 2, 2, 3)), draw.choice((1, 1, 2))
+    merge = {
+        "method": "in_step",
+        "compression": draw.choice(("full", "four_bit")),
+        "overlap": draw.choice(("wait", "eager", "delayed")),
+        "local_steps": local_steps,
+        "quorum": draw.choice((1.0, 1.0, 0.5)),
+        "grace_s": draw.choice((0.0, 2.0)),
+        "late_rounds": draw.choice((0, 0, 2)),
+        "member_timeout_s": draw.choice((4.0, 15.0)),
+        "restart_wait_s": draw.choice((1.0, 5.0)),
+    }
+    hands = plan.batch_groups * local_steps * contributors
+    buffer_groups = hands * draw.choice((1, 2)) + draw.choice((0, 2))
+    return replace(
+        plan,
+        contributors=contributors,
+        merge=tuple(merge.items()),
+        buffer_groups=buffer_groups,
+        concurrency_groups=max(plan.concurrency_groups, 8),
+    )
+
+
+def _of_contributor(kind: FaultKind, plan: Plan, draw: random.Random) -> Fault:
+    least_s, most_s = _LASTING_S.get(kind, (1.0, 8.0))
+    # The first one stays, so that there is somebody who can go on.
+    names = plan.contributor_names[1:] if kind is K.CONTRIBUTOR_GONE else plan.contributor_names
+    target = draw.choice(names) if names else ""
+    if kind is K.CONTRIBUTOR_JOINS:
+        target = f"contributor-{plan.contributors + 1 + draw.randrange(2)}"
+    return Fault(kind, draw.uniform(1.0, FAULTY_S), draw.uniform(least_s, most_s), target, draw.random())
 
 
 def _drawn(kind: FaultKind, plan: Plan, draw: random.Random) -> Fault:

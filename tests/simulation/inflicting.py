@@ -65,6 +65,8 @@ class Inflictor:
             return self._of_sampler(fault)
         if kind.name.startswith("LEARNER"):
             return self._of_learner(fault)
+        if kind.name.startswith("CONTRIBUTOR"):
+            return self._of_contributor(fault)
         if kind.name.startswith("VERIFIER"):
             return self._of_verifiers(fault)
         return self._of_hub(fault)
@@ -180,6 +182,35 @@ class Inflictor:
                 return lambda: setattr(learner, "is_stalled", False)
         return None
 
+    def _of_contributor(self, fault: Fault) -> Callable[[], None] | None:
+        world, name = self._world, fault.target
+        contributor = world.contributors.get(name)
+        match fault.kind:
+            case K.CONTRIBUTOR_KILLED:
+                return partial(_start, world, name) if world.kill_contributor(name) else None
+            case K.CONTRIBUTOR_GONE:
+                world.gone.add(name)
+                return _nothing if world.kill_contributor(name) else None
+            case K.CONTRIBUTOR_JOINS:
+                return None if world.start_contributor(name) is None else _nothing
+            case K.CONTRIBUTOR_STOPPED if contributor is not None:
+                contributor.stop()
+                return partial(self._start_stopped, name)
+            case K.CONTRIBUTOR_TWIN if contributor is not None:
+                twin = world.start_contributor(name, is_twin=True)
+                return None if twin is None else twin.process.kill
+            case K.CONTRIBUTOR_SLOW if contributor is not None:
+                contributor.slowness = 2.0 + 20.0 * fault.amount
+                return lambda: setattr(contributor, "slowness", 1.0)
+            case K.CONTRIBUTOR_LIES if contributor is not None:
+                contributor.lies = True
+                return lambda: setattr(contributor, "lies", False)
+        return None
+
+    def _start_stopped(self, name: str) -> None:
+        self._world.kill_contributor(name)
+        _start(self._world, name)
+
     def _of_hub(self, fault: Fault) -> Callable[[], None] | None:
         hub, disk = self._world.hub, self._world.hub_disk
         self._world.down_for_s = fault.for_s
@@ -264,6 +295,10 @@ class Inflictor:
                 self._world.start_verifier(name)
 
         return undo
+
+
+def _start(world: "World", name: str) -> None:
+    world.start_contributor(name)
 
 
 def _nothing() -> None:

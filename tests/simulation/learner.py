@@ -1,5 +1,7 @@
 """The learner of a simulated run: production's account of groups, verdicts and buffer, without tensors.
 
+It takes steps, or merges what contributors hand in (``merging``).
+
     journal (its disk) --survives--> next life: epoch + 1, the records that were not acknowledged, all slots
 
 A step is in the journal before anybody hears of it; a death may come between the two.
@@ -9,13 +11,14 @@ import asyncio
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from learner.intake.batch_buffer import BatchBuffer
 from learner.intake.group_verdict import GroupRules, judge
 from learner.intake.trained_slots import TrainedSlots
+from learner.merging.contribution import Contributed
 from learner.publishing.kept_versions import was_skipped
 from node.clients.rollouts.outstanding_rollouts import OutstandingRollouts
 from node.coordinator.fleet.peer_reports import HeartbeatReport, LearnerReport
@@ -33,6 +36,7 @@ from node.values.run import StepRecord
 from node.weights.planning.cheapest_chain import plan_upload
 from simulation.faults import Plan
 from simulation.hub import LAYOUT, RUN_ID, TOKENIZER, Hub, Shelf, announcement, peer_of, root_of
+from simulation.merging import Merging
 from simulation.network import Network, Stream, call
 from simulation.reached import NamedWaits
 from simulation.virtual_loop import Clock, Process
@@ -60,6 +64,8 @@ class LearnerDisk:
     epoch: int = 0
     journal: list[tuple[StepRecord, int]] = field(default_factory=list)
     """Steps, each with the newest version that had been acknowledged by then."""
+    contributed: dict[str, Contributed] = field(default_factory=dict)
+    """In the journal, too: the newest contribution of each contributor that was merged."""
     shelf: Shelf = field(default_factory=Shelf)
     """The versions that were published."""
     is_full: bool = False
@@ -102,7 +108,7 @@ class SimulatedLearner:
         self._peer = peer_of("learner", Role.LEARNER)
         self.version = len(disk.journal)
         acknowledged = disk.journal[-1][1] if disk.journal else 0
-        self._trained = TrainedSlots().with_groups(
+        self.trained_slots = TrainedSlots().with_groups(
             name for record, _ in disk.journal for name in record.group_ids
         )
         self._outstanding = OutstandingRollouts(
@@ -121,11 +127,23 @@ class SimulatedLearner:
         )
         self._sampler_of: dict[str, str] = {}
         """By group, as delivered."""
-        self._task_digest: bytes | None = None
+        self.task_digest: bytes | None = None
         """Digest of the task's options, as the coordinator said last."""
         self._owed = asyncio.Event()
         self._arrived = asyncio.Event()
         self._stepped = asyncio.Event()
+        self.merging: Merging | None = None
+        if plan.contributors:
+            self.merging = Merging(
+                plan,
+                self,
+                disk.contributed,
+                buffer=self._buffer,
+                drain=self._outstanding,
+                wake=self._arrived.set,
+                clock=clock,
+                reached=reached,
+            )
 
     def start(self) -> None:
         for work in (self._drain_for_ever(), self._train(), self._publish(), self._send_heartbeats()):
@@ -157,9 +175,7 @@ class SimulatedLearner:
         backoff = Backoff(self._draw.random)
         while True:
             try:
-                self._task_digest = await self._call(
-                    lambda hub: hub.join_learner(self._peer, self._as_told())
-                )
+                self.task_digest = await self._call(lambda hub: hub.join_learner(self._peer, self._as_told()))
                 await self._one_stream()
                 backoff.reset()
             except RefusedError as refused:
@@ -238,7 +254,7 @@ class SimulatedLearner:
             return
         group = self._group_of(encoded.columns)
         self._sampler_of[name] = encoded.sampler_id
-        judged = judge(group, self._rules, version=self.version, trained_group_ids=self._trained)
+        judged = judge(group, self._rules, version=self.version, trained_group_ids=self.trained_slots)
         if judged.verdict is Verdict.ACCEPTED and encoded.sampler_id in self._outstanding.quarantined:
             judged = GroupVerdict(name, Verdict.SUSPECT, "its sampler is quarantined")
         self._buffer.arrive(encoded)
@@ -247,55 +263,73 @@ class SimulatedLearner:
             self._arrived.set()
         else:
             self._buffer.refuse(name)
-        self._judged(judged, group)
+        self.judged(judged, group)
 
-    def _judged(self, judged: GroupVerdict, group: RolloutGroup | None = None) -> None:
+    def judged(self, judged: GroupVerdict, group: RolloutGroup | None = None) -> None:
         self._witness.judged(judged, group)
         self._outstanding.judged(judged)
         self._owed.set()
 
     async def _train(self) -> None:
         while True:
-            for _, judged in self._buffer.evict(
-                version=self.version,
-                max_staleness_versions=self._plan.max_staleness_versions,
-                task_digest=self._task_digest,
-                shut_out=self._outstanding.quarantined,
-                trained_group_ids=self._trained,
-            ):
-                self._judged(judged)
-            batch = () if self.is_stalled else self._buffer.take_batch(self._plan.batch_groups)
-            if not batch:
+            if self.is_stalled or not await self._advance():
                 self._arrived.clear()
-                with self._waits.waiting("groups"), contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(1.0):
+                limit_s = 1.0 if self.merging is None else self.merging.taker.pause_s
+                what = "groups" if self.merging is None else self.merging.taker.waits_for[0]
+                with self._waits.waiting(what), contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(limit_s):
                         await self._arrived.wait()
-                continue
-            await asyncio.sleep(self._plan.step_s * self._draw.uniform(0.5, 1.5))
-            if self._draw.random() < self._plan.uninformative:
-                for group in batch:
-                    self._judged(GroupVerdict(group.group_id, Verdict.UNINFORMATIVE))
-                continue
-            await self._step(batch)
 
-    async def _step(self, batch: tuple[RolloutGroup, ...]) -> None:
+    async def _advance(self) -> bool:
+        """Take a step, or do what is due of merging; return whether there may be more to do at once."""
+        if self.merging is not None:
+            return await self.merging.taker.advance()
+        batch = self.next_batch(self._plan.batch_groups, task_digest=self.task_digest)
+        if not batch:
+            return False
+        await asyncio.sleep(self._plan.step_s * self._draw.uniform(0.5, 1.5))
+        if self._draw.random() < self._plan.uninformative:
+            for group in batch:
+                self.judged(GroupVerdict(group.group_id, Verdict.UNINFORMATIVE))
+            return True
         names = tuple(group.group_id for group in batch)
         ages = tuple(self.version - group.oldest_version for group in batch)
-        record = StepRecord(self.version + 1, names, ages)
+        await self.keep(StepRecord(self.version + 1, names, ages), batch, ())
+        return True
+
+    def next_batch(self, groups: int, *, task_digest: bytes | None) -> tuple[RolloutGroup, ...]:
+        """Evict what cannot be trained on any more, and take a batch."""
+        for _, judged in self._buffer.evict(
+            version=self.version,
+            max_staleness_versions=self._plan.max_staleness_versions,
+            task_digest=task_digest,
+            shut_out=self._outstanding.quarantined,
+            trained_group_ids=self.trained_slots,
+        ):
+            self.judged(judged)
+        batch = self._buffer.take_batch(groups)
+        self._witness.batched(batch, version=self.version)
+        return batch
+
+    async def keep(
+        self, record: StepRecord, batch: tuple[RolloutGroup, ...], merged: Sequence[Contributed]
+    ) -> None:
+        """Put a step into the journal, then tell of it."""
         unacknowledged = self._outstanding.unacknowledged
         acknowledged = unacknowledged[0].version - 1 if unacknowledged else self.version
         while self._disk.is_full:
             with self._waits.waiting("disk"):
                 await asyncio.sleep(1.0)
         self._disk.journal.append((record, acknowledged))
+        self._disk.contributed |= {one.contributor: replace(one, version=record.version) for one in merged}
         self._witness.stepped(record, batch, sampler_of=self._sampler_of)
+        self._witness.merged([(one.contributor, one.number) for one in merged], version=record.version)
         if self._disk.dies_in_step:
             self._disk.dies_in_step = False
             self._dies()
-            return
         await asyncio.sleep(0.01)
         self.version = record.version
-        self._trained = self._trained.with_groups(names)
+        self.trained_slots = self.trained_slots.with_groups(record.group_ids)
         self._outstanding.stepped(record)
         self._owed.set()
         self._stepped.set()
@@ -338,7 +372,9 @@ class SimulatedLearner:
             report = HeartbeatReport(
                 PolicyVersion(self.version, root_of(self.version)),
                 waits_for=self.waits_for,
-                learner=LearnerReport(),
+                learner=LearnerReport(
+                    version_groups=0 if self.merging is None else self.merging.servicer.version_groups
+                ),
             )
             try:
                 await self._call(lambda hub: hub.heartbeat(self._peer, report, ()))  # noqa: B023 - awaited

@@ -13,6 +13,9 @@ from typing import Any
 from unittest import mock
 
 from learner.intake.batch_buffer import BatchBuffer
+from learner.merging.contributor_streams import ContributorStreams
+from learner.merging.deals import Deals
+from learner.training.merge_taker import MergeTaker
 from node.clients.rollouts.outstanding_rollouts import OutstandingRollouts
 from node.coordinator.ledger.ledger_file import Ledger
 from node.coordinator.streams.learner_stream import LearnerStreams
@@ -142,6 +145,29 @@ def _knows_what_is_announced(self: Accounts, version: int) -> bool:
     return version == 0 or version in self.versions or self.is_on_offer(version)
 
 
+def _gives_back_what_is_merged(self: MergeTaker, handed_in: Any, groups: Any) -> None:
+    _end_round(self, handed_in, groups)
+    self._buffer.put_back(groups.values())
+
+
+_end_round = MergeTaker._end_round
+
+
+def _knows_no_merged_contribution(self: ContributorStreams, deals: Any, terms: Any, **others: Any) -> None:
+    _begin(self, deals, terms, **{**others, "merged": ()})
+
+
+_begin = ContributorStreams.__init__
+
+
+def _forgets_what_the_gone_held(self: Deals, *, now: float) -> list[Any]:
+    _expire(self, now=now)
+    return []
+
+
+_expire = Deals.expire
+
+
 PLANTED = (
     Planted("anybody may submit for anybody's lease", _patched(SlotTable, "claim", _claim_of_anybody)),
     Planted(
@@ -168,6 +194,22 @@ PLANTED = (
     Planted(
         "a step is acknowledged before it is written",
         _patched(LearnerStreams, "hear", _acknowledges_unwritten),
+    ),
+    Planted(
+        "groups are dealt again although merged",
+        _patched(MergeTaker, "_end_round", _gives_back_what_is_merged),
+    ),
+    Planted(
+        "a learner that starts again knows of no contribution that it merged",
+        _patched(ContributorStreams, "__init__", _knows_no_merged_contribution),
+    ),
+    Planted(
+        "groups of a contributor that is gone are dealt to nobody",
+        _patched(Deals, "expire", _forgets_what_the_gone_held),
+    ),
+    Planted(
+        "a version that is merged counts as one batch for the bound on staleness",
+        _patched(Accounts, "bounds", property(lambda self: self.terms.bounds)),
     ),
     Planted(
         "a coordinator knows no version but those that it finds announced",

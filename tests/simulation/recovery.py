@@ -41,6 +41,7 @@ def _without_groups_since(world: "World", before: Counter[str]) -> list[str]:
 
 def _standstill(world: "World", idle: list[str], left: int, waiting: list[str]) -> str:
     waits = {name: sampler.waits_for for name, sampler in world.samplers.items()}
+    waits |= {name: contributor.waits_for for name, contributor in world.contributors.items()}
     if world.learner is not None:
         waits["learner"] = world.learner.waits_for
     counts = (

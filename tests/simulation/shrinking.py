@@ -71,6 +71,7 @@ def _simpler(plan: Plan) -> Iterator[Plan]:
         "uninformative": 0.0,
         "verifiers_grade": False,
         "samplers": 2,
+        "contributors": 1,
         "batch_groups": 1,
     }
     for name, value in simple.items():
@@ -81,6 +82,16 @@ def _simpler(plan: Plan) -> Iterator[Plan]:
             "learner",
             "coordinator",
         }:
+            continue
+        if name == "contributors" and not targets <= {
+            "",
+            "contributor-1",
+            "learner",
+            "coordinator",
+            *plan.sampler_names,
+        }:
+            continue
+        if name == "contributors" and not plan.contributors:
             continue
         if getattr(plan, name) != value:
             yield replace(plan, **{name: value})  # type: ignore[arg-type]
@@ -95,9 +106,12 @@ def _with(plan: Plan, place: int, **changes: float) -> Plan:
 def told(outcome: Outcome, *, lines: int = 30) -> str:
     """Return a run in words: its size, what failed, what happened last, what was broken."""
     plan = outcome.plan
+    merging = ", ".join(f"{name} {value}" for name, value in plan.merge)
+    contributors = f", {plan.contributors} contributors ({merging})" if plan.contributors else ""
     size = (
-        f"seed {plan.seed}: a learner, {plan.samplers} samplers; batches of {plan.batch_groups}, at "
-        f"most {plan.max_staleness_versions} versions stale, {plan.concurrency_groups} leases, room for "
+        f"seed {plan.seed}: a learner{contributors}, {plan.samplers} samplers; batches of "
+        f"{plan.batch_groups}, at most {plan.max_staleness_versions} versions stale, "
+        f"{plan.concurrency_groups} leases, room for "
         f"{plan.buffer_groups} groups, leases of {plan.lease_ttl_s:g} s"
     )
     faults = [f"  {fault}" for fault in plan.faults] or ["  nothing"]

@@ -53,6 +53,24 @@ def test_a_run_goes_on_after_all_that_was_announced_was_lost_with_its_coordinato
     assert outcome.reached[f"fault: {kind}"]
 
 
+@pytest.mark.parametrize("seed", [19, 23])
+def test_contributions_of_several_batches_come_together_under_a_low_bound_on_staleness(seed: int) -> None:
+    """Found by the simulator: as many groups were leased as steps of one batch would take."""
+    plan = draw_plan(seed).with_faults(())
+    local_steps = dict(plan.merge)["local_steps"]
+    assert plan.contributors * local_steps > plan.max_staleness_versions + 1
+    outcome = simulate(plan)
+    assert not outcome.violations, told(outcome)
+    assert outcome.steps > 1
+    assert outcome.reached["contribution merged"] > outcome.steps
+
+
+def test_two_groups_of_a_slot_with_two_contributors_are_not_both_merged() -> None:
+    """Found by the simulator: a slot is leased again as the task's options change."""
+    outcome = simulate(draw_plan(235))
+    assert not outcome.violations, told(outcome)
+
+
 def test_plans_draw_every_kind_of_fault() -> None:
     drawn = {fault.kind for seed in range(200) for fault in draw_plan(seed).faults}
     assert drawn == set(FaultKind)

@@ -5,7 +5,8 @@ whose accounts and ledger it reads.
 
     lost         a group that its sampler was told is safe is in the ledger, trained on, or refused by name
     twice        no slot is in two steps, no lease is granted twice, no group is taken in twice
-    stale        no step takes a group beyond the staleness bound
+    merged       a contribution is in one version at most, with all its groups, and its contributor is told so
+    stale        no step takes a group beyond the staleness bound, and none is dealt to a contributor
     back         versions, steps and epochs never go back, whatever is restarted
     accounts     what is in memory is what the ledger adds up to
     bounds       leases and spooled groups stay within their bounds
@@ -15,6 +16,7 @@ whose accounts and ledger it reads.
 """
 
 import json
+import random
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -73,6 +75,10 @@ class Witness:
     _excused: dict[str, str] = field(default_factory=dict)
     """Groups that need not be trained on, and why."""
     _trained: dict[int, str] = field(default_factory=dict)
+    _handed_in: dict[tuple[str, int], tuple[str, ...]] = field(default_factory=dict)
+    """Groups of the contributions by contributor and number, as they were trained on."""
+    _merged: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Versions of the contributions that are in the journal, likewise."""
     _acknowledged: int = 0
     _newest: tuple[int, int, int] = (0, 0, 0)
     """Epoch, version and last step that the coordinator knew of."""
@@ -158,20 +164,65 @@ class Witness:
         self.history.append(record)
         for group in batch:
             slot, _ = slot_and_attempt(group.group_id)
-            age = record.version - 1 - group.oldest_version
             if slot in self._trained:
                 self.violated(
                     f"slot {slot} was trained on twice, by {self._trained[slot]} and {group.group_id}"
-                )
-            if age > self.plan.max_staleness_versions:
-                self.violated(
-                    f"group {group.group_id} was {age} versions stale, {self.plan.max_staleness_versions} "
-                    "are allowed"
                 )
             sampler_id = sampler_of[group.group_id]
             if self._granted.get(group.group_id) != sampler_id:
                 self.violated(f"group {group.group_id} of {sampler_id} was leased to somebody else")
             self._trained[slot] = group.group_id
+
+    def batched(self, batch: tuple[RolloutGroup, ...], *, version: int) -> None:
+        """Check a batch that the learner trains on, or deals to a contributor."""
+        for group in batch:
+            if (age := version - group.oldest_version) > self.plan.max_staleness_versions:
+                self.violated(
+                    f"group {group.group_id} was {age} versions stale, {self.plan.max_staleness_versions} "
+                    "are allowed"
+                )
+
+    def merged(self, contributions: list[tuple[str, int]], *, version: int) -> None:
+        """Note the contributions, by contributor and number, that a version in the journal is made of."""
+        for one in contributions:
+            if one in self._merged:
+                self.violated(
+                    f"contribution {one[1]} of {one[0]} is in versions {self._merged[one]} and {version}"
+                )
+            self._merged[one] = version
+
+    def handed_in(self, contributor: str, number: int, group_ids: tuple[str, ...]) -> None:
+        """Note what a contributor has trained on, whatever it says."""
+        self._handed_in[contributor, number] = group_ids
+
+    def answered(self, contributor: str, number: int, version: int | None) -> None:
+        """Check a learner's answer to a contribution."""
+        names, merged_version = self._handed_in[contributor, number], self._merged.get((contributor, number))
+        self.reached[f"contribution {'refused' if version is None else 'merged'}"] += 1
+        if version is None:
+            self.tell(contributor, f"is told that contribution {number} is refused")
+            if merged_version is not None:
+                self.violated(
+                    f"contribution {number} of {contributor} is in version {merged_version}, refused"
+                )
+            return
+        self.tell(contributor, f"is told that contribution {number} is in version {version}")
+        if version > len(self.history):
+            self.violated(
+                f"contribution {number} of {contributor} is in version {version}, which there is not"
+            )
+            return
+        merged = set(self.history[version - 1].group_ids) if version else set()
+        for name in names:
+            if name not in merged and name not in self._excused:
+                self.violated(
+                    f"group {name} of {contributor}'s contribution {number} is not in version {version}"
+                )
+
+    def some_groups(self, draw: random.Random) -> list[str]:
+        """Return groups that somebody who lies may name: trained on, waiting, or never made."""
+        known = [*self._safe, "9999.1"]
+        return draw.sample(known, min(3, len(known)))
 
     def versions_lost(self) -> None:
         """Note that a coordinator begins without versions: it tells of older heads at first."""
@@ -354,6 +405,7 @@ class Witness:
     def _check_all(self, hub: "Hub", when: str) -> None:
         accounts = hub.accounts
         again = Accounts(hub.ledger.balance(), accounts.terms, now=hub.process.loop.time())
+        again.version_groups = accounts.version_groups  # of heartbeats alone
         for what, ours, theirs in (
             ("open slots", dict(accounts.slots.open_slots), dict(again.slots.open_slots)),
             ("counts", accounts.slots.counts(), again.slots.counts()),

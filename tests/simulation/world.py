@@ -23,6 +23,7 @@ from node.coordinator.ledger.ledger_file import FILE_NAME
 from node.coordinator.work.decisions.submitted_groups import Submission
 from node.errors import RefusedError, StartupError
 from node.values.groups.rollout import LeaseGrant, RolloutGroup
+from simulation.contributor import SimulatedContributor
 from simulation.disks import DiedError, SimulatedDisk
 from simulation.faults import Plan
 from simulation.hub import Hub, Shelf, draw_for
@@ -109,6 +110,7 @@ class World:
         self.learner: SimulatedLearner | None = None
         self.samplers: dict[str, SimulatedSampler] = {}
         self.verifiers: dict[str, SimulatedVerifier] = {}
+        self.contributors: dict[str, SimulatedContributor] = {}
         self.gone: set[str] = set()
         self.down_for_s = 1.0
         self.learner_down_for_s = 1.0
@@ -144,6 +146,8 @@ class World:
             self.start_sampler(name)
         for name in VERIFIERS if self.plan.verifiers_grade else ():
             self.start_verifier(name)
+        for name in self.plan.contributor_names:
+            self.start_contributor(name)
         inflictor = Inflictor(self)
         faults = [self.loop.create_task(inflictor.inflict(fault)) for fault in self.plan.faults]
         ends_s = max(GROWTH_S, self.plan.last_fault_s)
@@ -317,6 +321,45 @@ class World:
         self.tell(name, "starts")
         self.verifiers[name] = verifier
         verifier.start()
+
+    def start_contributor(self, name: str, *, is_twin: bool = False) -> SimulatedContributor | None:
+        if name in self.gone or (name in self.contributors and not is_twin):
+            return None
+        process = self.process(name)
+        with process.entered():
+            contributor = SimulatedContributor(
+                self.plan,
+                process,
+                network=self.network,
+                hub=lambda: self.hub,
+                learner=lambda: self.learner,
+                draw=self.draw(name),
+                clock=self.clock(name),
+                witness=self.witness,
+                reached=self.reached,
+                replaced=self._replaced,
+            )
+        self.tell(name, "starts a second time" if is_twin else "starts")
+        if not is_twin:
+            self.contributors[name] = contributor
+        contributor.start()
+        return contributor
+
+    def _replaced(self, contributor: SimulatedContributor) -> None:
+        """Start a contributor again that has ended because another process of its name is there."""
+        self.tell(contributor.name, "ends, replaced by another process of its name")
+        contributor.process.kill()
+        if self.contributors.get(contributor.name) is contributor:
+            del self.contributors[contributor.name]
+            self.loop.call_later(RESTART_S, self.start_contributor, contributor.name)
+
+    def kill_contributor(self, name: str) -> bool:
+        contributor = self.contributors.pop(name, None)
+        if contributor is None:
+            return False
+        self.tell(name, "is killed")
+        contributor.process.kill()
+        return True
 
     def start_sampler(self, name: str, *, is_twin: bool = False) -> SimulatedSampler | None:
         if name in self.gone or (name in self.samplers and not is_twin):

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 ACCOUNT: Final = Path(os.environ.get("SERVICE_ACCOUNT", "/var/run/secrets/kubernetes.io/serviceaccount"))
-ROLES: Final = ("sampler", "relay", "verifier")
+ROLES: Final = ("sampler", "relay", "verifier", "contributor")
 
 
 def call(method: str, kind: str, name: str = "", body: dict[str, Any] | None = None) -> int:

@@ -10,6 +10,8 @@ import pytest
 import yaml
 
 from deploy.check import DEPLOY, ROLES
+from learner.contributor.config import ContributorConfig
+from learner.merging.merge_config import MergeConfig
 from node.config.settings import NodeConfig, load
 from node.coordinator.config import CoordinatorConfig
 from node.enrolment.init_run import IDENTITY_DIRECTORY, init_run
@@ -23,6 +25,7 @@ MANIFESTS: Final = {
     "coordinator": "hub.yaml",
     "relay": "relay.yaml",
     "learner": "learner.yaml",
+    "contributor": "contributor.yaml",
     "sampler": "samplers.yaml",
     "verifier": "verifier.yaml",
 }
@@ -78,7 +81,7 @@ def test_in_a_pod_every_path_of_the_configuration_is_mounted(role: str) -> None:
     assert mounted[settings.node.state_dir] is False
     assert mounted[settings.node.run_file.parent] is True
     section: Any = settings.roles[role]
-    if role in ("learner", "sampler", "verifier"):
+    if role in ("learner", "contributor", "sampler", "verifier"):
         assert section.model_dir.parent in mounted
     assert Path(container["args"][-1]).parent in mounted
     assert container["args"][:2] == ["--role", role]
@@ -104,7 +107,7 @@ def test_the_hub_is_reached_where_its_configuration_listens() -> None:
     }
     assert served == ports
     assert (ports["node"], ports["enrolment"]) == (port(hub.listen), port(hub.enrolment_listen))
-    for role in ("relay", "learner", "sampler", "verifier"):
+    for role in ("relay", "learner", "contributor", "sampler", "verifier"):
         assert config(role, "k8s/base/config").node.coordinator == f"heterorl-hub:{ports['node']}"
 
 
@@ -119,11 +122,33 @@ def test_the_relay_is_reached_where_its_configuration_listens() -> None:
     assert sampler["weight_sources"] == [f"{service['metadata']['name']}:{served['port']}"]
 
 
+def test_contributors_reach_the_learner_where_its_configuration_would_listen() -> None:
+    (container,) = pod("learner")["containers"]
+    ports = {entry["name"]: entry["containerPort"] for entry in container["ports"]}
+    (service,) = (document for document in documents("learner") if document["kind"] == "Service")
+    (served,) = service["spec"]["ports"]
+    assert served["port"] == ports[served["targetPort"]]
+    contributor = config("contributor", "k8s/base/config").section(ContributorConfig)
+    assert contributor.learner == f"{service['metadata']['name']}:{served['port']}"
+    file = (DEPLOY / "k8s/base/config/learner.toml").read_text()
+    merging = tomllib.loads(re.sub(r"(?m)^# (?=\[learner\.merge\]|listen = )", "", file))["learner"]["merge"]
+    assert port(MergeConfig.model_validate(merging).listen) == served["port"]
+    (policy,) = (
+        document
+        for document in yaml.safe_load_all((DEPLOY / "k8s/base/network.yaml").read_text())
+        if document["metadata"]["name"] == "heterorl-learner"
+    )
+    assert policy["spec"]["ingress"] == [{"ports": [{"port": served["targetPort"]}]}]
+    composed = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["learner"]
+    assert composed["ports"] == [f"${{BIND:-127.0.0.1}}:{served['port']}:{served['port']}"]
+
+
 def test_the_image_exposes_and_asks_the_ports_of_the_configuration() -> None:
     settings = config("coordinator", "k8s/base/config")
     hub, metrics = settings.section(CoordinatorConfig), port(settings.telemetry.http_listen)
     (exposed,) = re.findall(r"^EXPOSE (.*)$", IMAGE, re.MULTILINE)
-    assert exposed == f"{port(hub.listen)} {port(hub.enrolment_listen)} {metrics}"
+    merging = port(config("contributor", "k8s/base/config").section(ContributorConfig).learner)
+    assert exposed == f"{port(hub.listen)} {port(hub.enrolment_listen)} {merging} {metrics}"
     assert re.findall(r"HTTP_LISTEN=\S*:(\d+)", IMAGE) == [str(metrics)]
     assert re.findall(r"http://127\.0\.0\.1:(\d+)/healthz", IMAGE) == [str(metrics)]
 

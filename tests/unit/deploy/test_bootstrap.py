@@ -177,7 +177,12 @@ def test_the_job_makes_identities_and_tokens_that_the_hub_knows_and_does_it_once
     tokens = {
         role: Token.parse(text.decode().strip()) for role, text in content(server, "heterorl-tokens").items()
     }
-    assert {token.role for token in tokens.values()} == {Role.SAMPLER, Role.RELAY, Role.VERIFIER}
+    assert {token.role for token in tokens.values()} == {
+        Role.SAMPLER,
+        Role.RELAY,
+        Role.VERIFIER,
+        Role.CONTRIBUTOR,
+    }
     with closing(EnrolmentLedger(state / Role.COORDINATOR / LEDGER_FILE)) as ledger:
         assert {one.number for one in ledger.issued()} == {token.number for token in tokens.values()}
     for name, token in tokens.items():
@@ -185,7 +190,7 @@ def test_the_job_makes_identities_and_tokens_that_the_hub_knows_and_does_it_once
         assert token.run_id == run["run_id"]
 
 
-@pytest.mark.parametrize("role", ["sampler", "relay", "verifier"])
+@pytest.mark.parametrize("role", ["sampler", "relay", "verifier", "contributor"])
 def test_a_pod_finds_its_token_where_the_job_puts_it(role: str) -> None:
     base = DEPLOY / "k8s/base"
     (file,) = (base / name for name in (f"{role}.yaml", f"{role}s.yaml") if (base / name).exists())

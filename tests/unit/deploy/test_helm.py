@@ -102,16 +102,18 @@ def test_a_misspelt_value_is_an_error(value: str, said: str) -> None:
 
 @pytest.mark.needs("helm")
 def test_volumes_follow_the_models_size_and_no_replica_is_none() -> None:
-    objects = charted("--set=modelGigabytes=16,replicas.heterorl-verifier=0")
+    objects = charted("--set=modelGigabytes=16,replicas.heterorl-verifier=0,replicas.heterorl-contributor=3")
     requested = {}
-    for name in ("hub", "relay", "learner", "sampler", "verifier"):
+    for name in ("hub", "relay", "learner", "contributor", "sampler", "verifier"):
         spec = objects["StatefulSet", f"heterorl-{name}"]["spec"]
         (claim,) = spec["volumeClaimTemplates"]
         requested[name] = claim["spec"]["resources"]["requests"]["storage"]
     assert requested == {
-        "hub": "190Gi", "relay": "190Gi", "learner": "660Gi", "sampler": "76Gi", "verifier": "1Gi",
+        "hub": "190Gi", "relay": "190Gi", "learner": "660Gi", "contributor": "76Gi", "sampler": "76Gi",
+        "verifier": "1Gi",
     }  # fmt: skip
     assert objects["StatefulSet", "heterorl-verifier"]["spec"]["replicas"] == 0
+    assert objects["StatefulSet", "heterorl-contributor"]["spec"]["replicas"] == 3
 
 
 @pytest.mark.needs("helm")

@@ -7,6 +7,8 @@ from _pytest.mark.structures import ParameterSet
 
 from deploy.check import DEPLOY
 from deploy.real.real_plan import TASK_FILES
+from learner.config import LearnerConfig
+from learner.contributor.config import ContributorConfig
 from node.config.settings import NodeConfig, load
 from node.coordinator.config import CoordinatorConfig
 from sampler.config import SamplerConfig
@@ -53,6 +55,19 @@ def test_samplers_of_one_host_share_nothing_but_the_model() -> None:
         assert len({getattr(config.node, place) for config in configs}) == len(files)
     assert len({config.telemetry.http_listen for config in configs}) == len(files)
     assert len({config.section(SamplerConfig).device for config in configs}) == len(files)
+
+
+def test_the_buffers_of_several_sites_hold_a_contribution_of_each() -> None:
+    files = {path.stem: path for path in (RECIPES / "several-sites").glob("*.toml")}
+    run = config_of([files["coordinator"]]).section(CoordinatorConfig)
+    learner = config_of([files["learner"]]).section(LearnerConfig)
+    contributors = [config_of([file]) for name, file in files.items() if name.startswith("contributor")]
+    assert learner.merge is not None
+    needed = len(contributors) * run.batch_groups * learner.merge.local_steps
+    assert min(run.buffer_groups, run.concurrency_groups, learner.buffer_groups) >= needed
+    port = learner.merge.listen.rpartition(":")[2]
+    assert {one.section(ContributorConfig).learner for one in contributors} == {f"hub.example.org:{port}"}
+    assert len({one.node.node_id for one in contributors}) == len(contributors)
 
 
 def test_every_recipe_is_in_the_list_and_says_what_to_expect() -> None:

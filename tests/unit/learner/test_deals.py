@@ -182,6 +182,13 @@ def test_there_are_no_more_contributors_than_can_hold_the_groups_of_a_contributi
         connected(deals, "d")
 
 
+def test_a_version_is_made_of_a_contribution_from_everybody() -> None:
+    deals = Deals(RULES, now=0.0)
+    assert deals.version_groups == BATCH * STEPS
+    connected(deals, "a", "b")
+    assert deals.version_groups == 2 * BATCH * STEPS
+
+
 def test_a_hand_that_cannot_become_full_is_not_waited_for() -> None:
     deals = Deals(RULES, now=0.0)
     connected(deals, "a", "b")

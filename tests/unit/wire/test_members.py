@@ -29,6 +29,7 @@ SAID: dict[str, object] = {
     "teaching": membership_pb2.Teaching(groups=1),
     "best_version": 3,
     "changes": ["learning_rate 0.001 -> 0.0005 since step 41"],
+    "version_groups": 8,
     "running_lease_ids": ["0.1"],
     "step": membership_pb2.StepReport(version=1),
     "revocations_digest": b"d" * 16,
