@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -117,20 +118,25 @@ class MergeWitness(Witness):
     def conclude(self) -> None:
         """Hold every claim against what was signed; once, at the end."""
         super().conclude()
-        self._sum_again(since=2)
+        self._sum_again()
         for version, root in self._summed.items():
             if self._roots.get(version, root) != root:
                 self._violate(f"version {version} is not the sum of its contributions")
         if self.replays.inexact:
             self._violate(f"{self.replays.inexact} restarts did not merge to the published words again")
-        self._check_deals(self._homes_of_groups())
-        homes: dict[tuple[str, int], int] = {}
+        groups, contributions = dict[str, int](), dict[tuple[str, int], int]()
         for version, record in self._records.items():
-            for name, number in record:
-                if homes.setdefault((name, number), version) != version:
+            if sorted(chain(*record.values())) != sorted(self._journaled[version]):
+                self._violate(f"version {version} has other groups than its contributions")
+            for (name, number), group_ids in record.items():
+                if contributions.setdefault((name, number), version) != version:
                     self._violate(f"contribution {number} of {name} was merged twice")
+                for group_id in group_ids:
+                    if (home := groups.setdefault(group_id, version)) != version:
+                        self._violate(f"group {group_id} is in two records: {home} and {version}")
+        self._check_deals(groups)
         for name in self._stage.plan.contributors:
-            self._check_answers(name, homes)
+            self._check_answers(name, contributions)
 
     def _read_journal(self) -> None:
         super()._read_journal()
@@ -139,18 +145,6 @@ class MergeWitness(Witness):
                 self._records[merge.version] = {one.key: one.group_ids for one in merge.merged}
         except sqlite3.OperationalError:
             self._figures["unreadable"] += 1
-
-    def _homes_of_groups(self) -> dict[str, int]:
-        """Return the version that each group is in."""
-        homes: dict[str, int] = {}
-        for version, record in self._records.items():
-            ids = [group_id for of_contribution in record.values() for group_id in of_contribution]
-            if sorted(ids) != sorted(self._journaled.get(version, ids)):
-                self._violate(f"version {version} has other groups than its contributions")
-            for group_id in ids:
-                if (home := homes.setdefault(group_id, version)) != version:
-                    self._violate(f"group {group_id} is in two records: {home} and {version}")
-        return homes
 
     def _check_deals(self, homes: Mapping[str, int]) -> None:
         durable, dealt = 0, Counter[str]()
@@ -186,12 +180,12 @@ class MergeWitness(Witness):
     def _journal(self) -> Path:
         return self._stage.state(LEARNER) / "journal.sqlite"
 
-    def _sum_again(self, *, since: int = 1) -> None:
-        """Sum contributions again from the newest checkpoint (1), the one before (2), or the base."""
+    def _sum_again(self) -> None:
+        """Sum contributions again, from the checkpoint before the newest, or from the base."""
         checkpoints = sorted((self._stage.state(LEARNER) / "checkpoints").glob("0*"))
         version, masters, momentum = 0, _tensors(self._stage.model), Tensors()
-        if len(checkpoints) >= since:
-            at = checkpoints[-since]
+        if len(checkpoints) > 1:
+            at = checkpoints[-2]
             version, masters, momentum = int(at.name), _tensors(at / "masters"), _tensors(at / "optimizer")
         try:
             for merge in read_merges(self._journal, after=version):

@@ -131,7 +131,7 @@ def configurations(plan: Plan, directory: RunDirectory, ports: Ports) -> dict[st
         if name == LEARNER and plan.contributors:
             document["learner.merge"] = {
                 **{"method": plan.method, **METHODS[plan.method]},
-                **{"listen": f"127.0.0.1:{ports.others[MERGES]}", "restart_wait_s": 2.0},
+                **{"listen": f"127.0.0.1:{ports.others[MERGES]}", "restart_wait_s": 5.0},
                 "member_timeout_s": MEMBER_TIMEOUT_S,
             }
         if name in plan.samplers:

@@ -28,7 +28,7 @@ from learner.contributor.metrics import ContributorMetrics
 from learner.contributor.terms import Terms
 from node.clients.contributions.contribute_stream import ContributeStream, Listener
 from node.errors import RefusedError
-from node.system.backoff import Backoff
+from node.system.backoff import CONTRIBUTOR_BACKOFF_CAP_S, Backoff
 from node.system.clock import Clock
 from node.system.waits import put_away, run_until, wait_at_most
 from node.telemetry.metrics import NodeMetrics
@@ -85,7 +85,7 @@ class Contributor:
             layout_digest=layout_digest,
             base_root=words.version.root,
             listener=Listener(self._changed.set, self._note_answer, metrics.lost_streams.inc),
-            backoff=Backoff(random),
+            backoff=Backoff(random, cap_s=CONTRIBUTOR_BACKOFF_CAP_S),
         )
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
