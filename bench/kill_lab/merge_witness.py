@@ -10,7 +10,7 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -119,6 +119,8 @@ class MergeWitness(Witness):
         """Hold every claim against what was signed; once, at the end."""
         super().conclude()
         self._sum_again()
+        for version in self._roots.keys() - {0} - self._records.keys():
+            self._violate(f"version {version} was signed without a merge record")
         for version, root in self._summed.items():
             if self._roots.get(version, root) != root:
                 self._violate(f"version {version} is not the sum of its contributions")
@@ -140,11 +142,9 @@ class MergeWitness(Witness):
 
     def _read_journal(self) -> None:
         super()._read_journal()
-        try:
+        with suppress(sqlite3.OperationalError):
             for merge in read_merges(self._journal, after=max(self._records, default=0)):
                 self._records[merge.version] = {one.key: one.group_ids for one in merge.merged}
-        except sqlite3.OperationalError:
-            self._figures["unreadable"] += 1
 
     def _check_deals(self, homes: Mapping[str, int]) -> None:
         durable, dealt = 0, Counter[str]()
@@ -166,7 +166,7 @@ class MergeWitness(Witness):
             match event["event"]:
                 case "contribution handed in":
                     steps[number] = event["steps"]
-                case "contribution merged" if steps[number]:
+                case "contribution merged" if steps.get(number):
                     self._figures["told_merged"] += 1
                     if home != event["version"]:
                         told = f"version {event['version']} has its contribution {number}"
@@ -187,7 +187,7 @@ class MergeWitness(Witness):
         if len(checkpoints) > 1:
             at = checkpoints[-2]
             version, masters, momentum = int(at.name), _tensors(at / "masters"), _tensors(at / "optimizer")
-        try:
+        with suppress(sqlite3.OperationalError):
             for merge in read_merges(self._journal, after=version):
                 if merge.version != version + 1:
                     return  # the journal begins later
@@ -196,8 +196,6 @@ class MergeWitness(Witness):
                 root = self._model.root(self._model.rounded(masters))
                 if self._summed.setdefault(version, root) != root:
                     self._violate(f"version {version} was summed to two roots")
-        except sqlite3.OperationalError:
-            self._figures["unreadable"] += 1
 
 
 def add_mean(masters: Tensors, momentum: Tensors, merge: Merge, words: Words) -> None:

@@ -92,7 +92,7 @@ class Plan:
     roles: tuple[str, ...] = KILLED
     """Roles whose processes are killed, as often each; not asked where ranks are."""
     contributors: tuple[str, ...] = ()
-    """Those whose steps the learner merges; none: it takes them itself."""
+    """The peers whose steps the learner merges; none: it takes steps itself."""
     method: str = ""
     """How it does, a key of ``METHODS``."""
 

@@ -32,7 +32,7 @@ LAYOUT = Layout.of([TensorSpec("w", (64,))])
 NAMES = ("contributor-1", "contributor-2")
 SETTINGS = MergeSettings(method="diloco", outer_rate=0.5, outer_momentum=0.5)
 CHANGES = (0.5, 0.25)
-"""Of the two contributors' contributions, each time."""
+"""Each entry of the contributions of the first and the second contributor."""
 
 SUMS = {0: 1.0, 1: 1.28125, 2: 1.609375}
 """Every word of each version: D = -.375; m = D, then 1.5 D; theta -= .5 (D + .5 m)."""
@@ -50,7 +50,7 @@ class World:
         for log in self.logs.values():
             log.touch()
         self.weights = Weights(LAYOUT, versions={n: held(n, value) for n, value in SUMS.items()})
-        self._store = self.weights.store(stage.state(LEARNER) / "published")
+        self.store = self.weights.store(stage.state(LEARNER) / "published")
         place = JournalPlace()
         self._journal = StepJournal(
             stage.state(LEARNER), origin=Origin("run", "00", "00"), place=place, since=place
@@ -70,7 +70,7 @@ class World:
         )
         self._journal.append(entry, random_state=b"random", groups=rows)
         self.tell(LEARNER, event="step", version=version)
-        self.weights.put(self._store, (version, version - 1))
+        self.weights.put(self.store, (version, version - 1))
         for name, number in (one.key for one in merged):
             self.tell(name, event="contribution handed in", number=number, version=version, steps=1)
             self.tell(name, event="contribution merged", number=number, version=version)
@@ -135,6 +135,10 @@ def other_sum(world: World) -> None:
     world.merge(1, handed_in(0, 1, "1.1"), handed_in(1, 1, "2.1"))
 
 
+def signed_without_a_record(world: World) -> None:
+    world.weights.put(world.store, (1, 0))
+
+
 def of_other_groups(world: World) -> None:
     world.merge(1, handed_in(0, 1, "1.1"), handed_in(1, 1, "2.1"), groups=("1.1", "9.1"))
 
@@ -167,6 +171,7 @@ def restored_otherwise(world: World) -> None:
         (in_two_records, "group 1.1 is in two records: 1 and 2"),
         (merged_twice, "contribution 1 of contributor-1 was merged twice"),
         (other_sum, "version 1 is not the sum of its contributions"),
+        (signed_without_a_record, "version 1 was signed without a merge record"),
         (of_other_groups, "version 1 has other groups than its contributions"),
         (dealt_again, "group 1.1 was dealt after version 1 had it"),
         (
