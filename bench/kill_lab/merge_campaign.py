@@ -16,6 +16,9 @@ from bench.kill_lab.stage import Stage
 from bench.shared.demo_run import say
 from deploy.runs.run_directory import LEARNER
 
+TOGETHER_SHARE: Final = 0.5
+"""Share of kills before which all contributors are back, so that several are merged; others come sooner."""
+
 CUT_SHARE: Final = 0.3
 """Share of kills that come while half of the fleet is cut off, or is about to be."""
 
@@ -47,10 +50,13 @@ class MergeCampaign(KillCampaign):
 
     async def _kill_one(self) -> None:
         is_cut, is_silent = self._draw.random() < CUT_SHARE, self._draw.random() < 0.5
+        is_together = self._draw.random() < TOGETHER_SHARE
         cut_s, is_long = self._draw.uniform(1.0, LONGEST_CUT_S), self._draw.random() < LONG_SHARE
         if is_cut and (self._partition is None or self._partition.done()):
             lasts_s = LONG_CUT_S if is_silent and is_long else cut_s
             self._partition = asyncio.create_task(self._cut_off(lasts_s, is_silent=is_silent))
+        for name in self._stage.plan.contributors if is_together else ():
+            await self._stage.wait_until_ready(name)
         await super()._kill_one()
         if self._partition is not None and len(self.kills) == self._stage.plan.kills:
             await self._partition

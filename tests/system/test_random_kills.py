@@ -19,7 +19,7 @@ RANKING = replace(PLAN, policy="ranking", roles=(*KILLED, "coordinator"), seed=9
 """Seeds with which a process of each role is killed."""
 MERGING = replace(
     PLAN,
-    seed=19,
+    seed=159,
     frames=1,
     roles=("learner", "contributor"),
     contributors=("contributor-1", "contributor-2"),
