@@ -67,19 +67,17 @@ class MergeTaker:
         self._metrics = instruments.metrics.merging
         self._settings = config.of_merge
         self._batch_groups = run.batch_groups
-        capacity_groups = state.config.buffer_groups
-        self._most_groups = min(capacity_groups, (run.max_staleness_versions + 1) * run.batch_groups)
-        """As many as can be here: the coordinator leases no more before some are merged."""
+        self._capacity_groups = state.config.buffer_groups
         rules = DealRules(
             run.batch_groups,
             config.local_steps,
-            capacity_groups,
+            self._capacity_groups,
             member_timeout_s=config.member_timeout_s,
             restart_wait_s=config.restart_wait_s,
         )
         if rules.most_contributors == 0:
             raise StartupError(
-                f"learner.buffer_groups = {capacity_groups} never fills a contribution of "
+                f"learner.buffer_groups = {self._capacity_groups} never fills a contribution of "
                 f"{config.local_steps} steps of {run.batch_groups} groups",
                 fix=f"Set learner.buffer_groups to {rules.hand_groups} times the number of contributors, or "
                 "learner.merge.local_steps lower",
@@ -130,7 +128,7 @@ class MergeTaker:
         self._metrics.round_seconds.set(self._rounds.age_s(now=now))
         self._metrics.dealt_groups.set(self._deals.held_groups)
         held = self._deals.held_groups + len(self._buffer)
-        waited_for = self._deals.waited_for(has_room=held < self._most_groups)
+        waited_for = self._deals.waited_for(has_room=held < self._capacity_groups)
         names = self._rounds.due(waited_for, now=self._clock.monotonic())
         return bool(names) and await self._merge([self._streams.waiting[name] for name in names])
 

@@ -106,19 +106,6 @@ async def test_contributions_of_two_are_merged_in_equal_parts_and_every_group_on
         assert merging.lines[0]["tokens"] > 0
 
 
-async def test_nobody_waits_for_a_contributor_whose_next_groups_are_leased_after_the_merge_alone(
-    start: Start, model_dir: Path
-) -> None:
-    async with start(merge=EXACT | {"local_steps": 2}) as merging:
-        await served(merging)
-        async with contributor(merging, model_dir, "a") as a, contributor(merging, model_dir, "b") as b:
-            # All that a staleness bound of 1 lets be on their way: b holds half of its contribution.
-            await merging.give("1.1", "2.1", "3.1", "4.1")
-            await b.batch(BATCH)
-            await a.say(*a.trained([await a.batch(BATCH)]))
-            assert (await a.heard_of("answer")).merged_version == 1
-
-
 async def test_the_same_contribution_again_is_ignored_and_answered_as_it_was(
     start: Start, model_dir: Path
 ) -> None:
