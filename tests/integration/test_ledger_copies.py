@@ -37,7 +37,7 @@ from node.coordinator.work.slots.slot import (
 from node.errors import Reason, StartupError
 from node.values.evaluation import Evaluation
 from node.values.run import StepRecord
-from support.coordinator import NOW_S
+from support.coordinator import NOW_S, Desk
 from support.ledgers import make_older, open_desk
 
 ROOT = Path(__file__).parents[2]
@@ -410,6 +410,8 @@ def test_a_backup_restored_again_and_again_at_the_same_second_never_gives_an_id_
         outcome = desk.open_drain(Hello("learner", 1, version))
         assert outcome.accepted_loss == range(3, version + 1)
         desk.train_next()
+    # ... and the bound on staleness counts what was lost.
+    assert Desk(desk.accounts).accounts.load().batchless_steps == version - 2
     found = examine(ledger)
     assert (found.problems, found.lost_steps, found.last_step) == ((), version - 2, version + 1)
 

@@ -137,6 +137,7 @@ class LedgerRows(ABC):
             spooled_at_s=dict(rows(f"SELECT slot, spooled_at_s FROM {_WAITING}")),
             spooled_bytes=dict(rows(f"SELECT slot, length(header) + length(columns) FROM {_WAITING}")),
             last_step=next(map(_step, rows(f"{select_steps} ORDER BY version DESC LIMIT 1")), None),
+            rollbacks=sum(1 for _ in rows("SELECT version FROM steps WHERE restored_version IS NOT NULL")),
             announced=tuple(
                 Announced(number, root, at_s)
                 for number, root, at_s in rows(

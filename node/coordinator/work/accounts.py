@@ -118,6 +118,7 @@ class Accounts:
         self._accepts_loss = balance.accepts_loss
         self.versions = VersionLog(balance.announced)
         self.newest_record = balance.last_step
+        self._rollbacks = balance.rollbacks
         self.is_confirmed = self.slots.next_slot == 0 and balance.last_step is None
         """Whether the learner has said, since this process began, that the ledger lacks nothing. One
         that never leased anything has nothing to lack. Until then no slot is leased."""
@@ -198,6 +199,7 @@ class Accounts:
         self._note_checks(transaction, now=now)
         if transaction.steps:
             self.newest_record = transaction.steps[-1]
+            self._rollbacks += sum(step.restored_version is not None for step in transaction.steps)
         self.versions.add(transaction.announced)
 
     def note_time(self, now: float) -> float:
@@ -263,6 +265,7 @@ class Accounts:
             untrained_bytes=self.spooled.untrained_bytes,
             trained_groups=counts[SlotState.TRAINED],
             version=0 if self.learner is None else self.learner.version,
+            batchless_steps=self._generations.lost_steps + self._rollbacks,
         )
 
     def next_undelivered(self) -> Slot | None:

@@ -69,6 +69,8 @@ class Balance:
     """By slot, of the groups in the spool."""
     spooled_bytes: Mapping[int, int] = field(default_factory=dict)
     last_step: StepRecord | None = None
+    rollbacks: int = 0
+    """Versions that an operator's rollback made."""
     announced: tuple[Announced, ...] = ()
     facts: tuple[Fact, ...] = ()
     """Each of a kind in ``FACTS``."""

@@ -34,6 +34,8 @@ class Load:
     version: int
     untrained_bytes: int = 0
     ungraded_groups: int = 0
+    batchless_steps: int = 0
+    """Steps without a batch among ``trained_groups``: their records were lost, or a rollback made them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +51,18 @@ class Capacity:
 def capacities(bounds: Bounds, load: Load, *, behind_versions: int = 0) -> dict[str, int]:
     """Return the room under each bound by name; negative where it is overdrawn.
 
-    staleness: (S + 1 - behind) * batch - (untrained + running): each version takes in a batch or, where it
-    merges contributions, more. Where each takes a batch that is the bound of AReaL, arXiv:2505.24298, which
-    counts all groups that were ever accepted against (S + version + 1) * batch.
+    staleness: (S + version + 1) * batch - (accepted + running), where accepted counts every
+    group ever submitted and not refused. Source: AReaL, arXiv:2505.24298, where samplers hold the learner's
+    version; here version is what the sampler holds.
     """
     untrained, running = load.untrained_groups, load.running_groups
-    horizon = bounds.max_staleness_versions - behind_versions + 1
+    accepted = untrained + load.trained_groups + load.batchless_steps * bounds.batch_groups
+    horizon = bounds.max_staleness_versions + load.version - behind_versions + 1
     grading = {"grading": bounds.unchecked_groups - load.ungraded_groups} if bounds.verifiers_grade else {}
     return {
         **grading,
         "concurrency": bounds.concurrency_groups - running,
-        "staleness": horizon * bounds.batch_groups - (untrained + running),
+        "staleness": horizon * bounds.batch_groups - (accepted + running),
         "buffer": bounds.buffer_groups - (untrained + running),
         "bytes": _bytes_room(bounds, load),
     }

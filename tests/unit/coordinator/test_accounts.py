@@ -61,11 +61,11 @@ def test_the_newest_generation_is_the_one_whose_loss_may_be_open() -> None:
     balance = Balance(SlotBalance(next_slot=200), facts=(LEARNER, known, open_one), accepts_loss=True)
     accounts = make_accounts(balance)
     assert accounts.open_loss == open_one
-    assert accounts.last_step == 8
+    assert (accounts.last_step, accounts.load().batchless_steps) == (8, 3)
     closed = Generation(2, 200, 150, NOW_S, lost_versions=range(20, 25))
     accounts.apply(Transaction(facts=(closed,)), now=NOW_S)
     assert accounts.open_loss is None
-    assert accounts.last_step == 24
+    assert (accounts.last_step, accounts.load().batchless_steps) == (24, 8)
 
 
 def test_prompts_whose_rows_cannot_be_used_are_skipped_and_cost_no_lease() -> None:

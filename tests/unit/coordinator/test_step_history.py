@@ -209,7 +209,7 @@ def restored() -> Desk:
     return Desk(make_accounts(balance))
 
 
-def test_an_accepted_loss_is_closed_by_the_learner_once() -> None:
+def test_an_accepted_loss_is_closed_by_the_learner_once_and_counts_for_the_staleness_bound() -> None:
     desk = restored()
     assert lease(desk).waits_for == "learner"
     outcome = opened(desk, version=20, steps=[StepRecord(20, ("5.2", "77.1"), (0, 0))])
@@ -217,9 +217,9 @@ def test_an_accepted_loss_is_closed_by_the_learner_once() -> None:
     assert desk.accounts.open_loss is None
     desk.accounts.confirm()
     load = desk.accounts.load()
-    # Two lost groups were named, and are among the trained.
-    assert (load.version, load.trained_groups) == (20, 7)
-    assert desk.lease(held=20)[0] == f"{FIRST_SLOT}.1"
+    # 14 steps of 2 groups each are not among the trained; two lost groups were named and are.
+    assert (load.version, load.batchless_steps, load.trained_groups) == (20, 14, 7)
+    assert desk.lease(held=20) == [f"{FIRST_SLOT}.1"]
     reason, message = refusal_of(opened(desk, version=30, steps=records(30)))
     assert (reason, "21 to 29" in message) == (Reason.LEDGER_BEHIND, True)
 
@@ -234,7 +234,7 @@ def test_a_rollback_is_recorded_with_its_version_and_makes_no_room_for_staler_gr
     rollback = StepRecord(3, (), (), restored_version=1)
     assert desk.settle(step_history.step(desk.accounts, rollback, now=desk.now)).recorded == (rollback,)
     load = desk.accounts.load()
-    assert load.version == 3
+    assert (load.version, load.batchless_steps - before.batchless_steps) == (3, 1)
     assert (
         capacities(desk.accounts.terms.bounds, load)["staleness"]
         == (capacities(desk.accounts.terms.bounds, before)["staleness"])
@@ -278,6 +278,7 @@ def test_a_learner_that_knows_no_more_than_the_restored_ledger_has_lost_nothing(
     desk = restored()
     outcome = opened(desk, version=5, steps=[StepRecord(5, ("4.1",), (0,))])
     assert (outcome.refusal, len(outcome.accepted_loss), desk.accounts.open_loss) == (None, 0, None)
+    assert desk.accounts.load().batchless_steps == 0
 
 
 def test_a_learner_may_be_the_first_of_a_ledger_from_before_it_came_where_the_loss_was_accepted() -> None:

@@ -73,6 +73,10 @@ class Generations:
         """The versions whose records were lost, as accepted and reported; none of them empty."""
         return [one.lost_versions for one in self._by_number.values() if one.lost_versions]
 
+    @property
+    def lost_steps(self) -> int:
+        return sum(map(len, self.lost_versions))
+
 
 class LostSlots:
     def __init__(
