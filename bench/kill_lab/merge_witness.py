@@ -55,12 +55,13 @@ class Merged:
         return tuple(group["group_id"] for step in self.told["steps"] for group in step["groups"])
 
     def weight(self, weighting: str) -> float:
-        """Return its weight: its groups, or tokens^2 a group, which all batches have as many of."""
-        groups = len(self.group_ids)
+        """Return its weight: the groups of its steps, or tokens^2 over all that it consumed."""
+        told, trained = self.told, len(self.group_ids)
         if weighting == "groups":
-            return float(groups)
-        tokens = self.told.get("tokens") or sum(step["numbers"]["tokens"] for step in self.told["steps"])
-        return float(tokens**2 / max(1, groups))
+            return float(trained)
+        tokens = told.get("tokens") or sum(step["numbers"]["tokens"] for step in told["steps"])
+        taught_nothing = len(told.get("uninformative", ())) + len(told.get("not_finite", ()))
+        return float(tokens**2 / max(1, trained + taught_nothing))
 
 
 @dataclass(frozen=True, slots=True)
