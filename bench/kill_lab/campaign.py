@@ -6,12 +6,13 @@ import json
 import sqlite3
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from bench.kill_lab.command import Campaign
-from bench.kill_lab.instants import ANY_TIME, STARTING, choose, wait_for
+from bench.kill_lab.instants import ANY_TIME, INSTANTS, STARTING, Instant, choose, wait_for
 from bench.kill_lab.noise import disturb_moments
 from bench.kill_lab.stage import Stage
 from bench.kill_lab.witness import Witness, lost_groups
@@ -28,9 +29,6 @@ INSTANT_TIMEOUT_S: Final = 8.0
 
 ANY_TIME_S: Final = 2.0
 STARTING_S: Final = 5.0
-AFTER_S: Final = 0.004
-"""Kills come up to this long after the moment."""
-
 DISTURBED_SHARE: Final = 0.25
 """Share of the learner's kills after which the steps it takes again are made to come out otherwise."""
 
@@ -56,9 +54,12 @@ class Kill:
 class KillCampaign(Campaign):
     """One run and its kills."""
 
+    _instants: ClassVar[Mapping[str, Sequence[Instant]]] = INSTANTS
+    _witness_of = Witness.of
+
     def __init__(self, stage: Stage) -> None:
         super().__init__(stage)
-        self._witness = Witness.of(stage)
+        self._witness = type(self)._witness_of(stage)
         self.kills: list[Kill] = []
         self.disturbed = 0
         """Kills of the learner after which its checkpoint's moments were changed."""
@@ -102,7 +103,7 @@ class KillCampaign(Campaign):
     async def _kill_one(self) -> None:
         role = self._draw.choice(self._stage.plan.roles)
         name = self._draw.choice([name for name in self._stage.plan.daemons if role_of(name) == role])
-        instant = choose(role, self._draw)
+        instant = choose(self._instants[role], self._draw)
         if instant is STARTING and self.kills:
             name = self.kills[-1].name
             await asyncio.sleep(self._draw.uniform(0.0, STARTING_S))
@@ -111,7 +112,7 @@ class KillCampaign(Campaign):
             await self._goes_on()
             await self._stage.wait_until_ready(name)
             has_come = await self._wait_for(instant, name)
-            await asyncio.sleep(self._draw.uniform(0.0, AFTER_S))
+            await asyncio.sleep(self._draw.uniform(0.0, instant.after_s))
         await self._stage.kill(name)
         self.kills.append(Kill(name, instant.name, has_come, self.version))
         await asyncio.to_thread(self._witness.examine, name)
@@ -129,12 +130,12 @@ class KillCampaign(Campaign):
             self.disturbed += 1
         return bool(checkpoints)
 
-    async def _wait_for(self, instant: Any, name: str) -> bool:
+    async def _wait_for(self, instant: Instant, name: str) -> bool:
         if not instant.pattern:
             await asyncio.sleep(self._draw.uniform(0.0, ANY_TIME_S))
             return instant is ANY_TIME
         state = self._stage.state(name)
-        return await asyncio.to_thread(wait_for, instant, state, timeout_s=INSTANT_TIMEOUT_S)
+        return await asyncio.to_thread(wait_for, instant, state, name=name, timeout_s=INSTANT_TIMEOUT_S)
 
     async def _goes_on(self) -> None:
         """Wait for a version newer than that of the last kill."""

@@ -1,10 +1,10 @@
-"""Moments at which a process is killed: when one of its files appears or changes, or at any time."""
+"""Moments at which a process is killed: a file appears or changes, a log says something, or any time."""
 
 import glob
 import os
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,6 +22,10 @@ class Instant:
     """Pattern of the files, below ``<state>/<role>``. Empty: none, any time will do."""
     is_change: bool = False
     """Whether a file has to change, rather than to appear."""
+    event: str = ""
+    """The files are logs, and one of them has to tell of this event."""
+    after_s: float = 0.004
+    """The kill comes up to this long after the moment."""
 
 
 ANY_TIME: Final = Instant("any time")
@@ -59,31 +63,53 @@ _COORDINATOR: Final = (
     Instant("artifact whole", "versions/complete/*"),
     Instant("mark being written", "versions/.head.json.new"),
 )
+_OWN_LOG: Final = "../../../logs/{name}.log"
+_CONTRIBUTORS_LOGS: Final = "../../../logs/contributor-*.log"
+_CONTRIBUTOR: Final = (
+    Instant("batch trained on", _OWN_LOG, event="batch trained on", after_s=0.2),
+    Instant("payload under way", _OWN_LOG, event="contribution handed in", after_s=2.0),
+    Instant("contribution answered", _OWN_LOG, event="contribution merged", after_s=0.2),
+    Instant("artifact begun", "versions/incoming/*"),
+    Instant("artifact whole, about to be adopted", "versions/complete/*", after_s=0.2),
+    Instant("version adopted", _OWN_LOG, event="trains from a version"),
+)
+MERGING_LEARNER: Final = (
+    Instant("batch dealt", _OWN_LOG, event="batch dealt"),
+    Instant("payload under way", _CONTRIBUTORS_LOGS, event="contribution handed in", after_s=2.0),
+)
+"""More moments of a learner that merges."""
+
 INSTANTS: Final[Mapping[str, tuple[Instant, ...]]] = {
     "sampler": _SAMPLER,
     "relay": _RELAY,
     "learner": _LEARNER,
     "coordinator": _COORDINATOR,
+    "contributor": _CONTRIBUTOR,
 }
 
 
-def choose(role: str, draw: random.Random) -> Instant:
+def choose(instants: Sequence[Instant], draw: random.Random) -> Instant:
     """Draw a moment: a fifth of them any time, a tenth while it starts, the others at what it writes."""
     share = draw.random()
     if share < 0.2:
         return ANY_TIME
-    return STARTING if share < 0.3 else draw.choice(INSTANTS[role])
+    return STARTING if share < 0.3 else draw.choice(instants)
 
 
-def wait_for(instant: Instant, state: Path, *, timeout_s: float) -> bool:
-    """Wait until it has come; False if it does not in time. Blocking: for a thread."""
-    pattern = str(state / instant.pattern)
+def wait_for(instant: Instant, state: Path, *, timeout_s: float, name: str = "") -> bool:
+    """Wait until it has come to process ``name``; False if it does not in time. Blocking: for a thread."""
+    pattern = str(state / instant.pattern.format(name=name))
     before = _look(pattern)
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         now = _look(pattern)
-        come = now.items() - before.items() if instant.is_change else now.keys() - before.keys()
-        if come:
+        if instant.event:
+            has_come = any(_tells(log, before.get(log, (0, 0)), now[log], instant.event) for log in now)
+        elif instant.is_change:
+            has_come = bool(now.items() - before.items())
+        else:
+            has_come = bool(now.keys() - before.keys())
+        if has_come:
             return True
         before = now
         time.sleep(POLL_S)
@@ -99,3 +125,12 @@ def _look(pattern: str) -> dict[str, tuple[int, int]]:
             continue
         seen[path] = (status.st_mtime_ns, status.st_size)
     return seen
+
+
+def _tells(log: str, before: tuple[int, int], now: tuple[int, int], event: str) -> bool:
+    """Return whether a log tells of an event in what was written between two looks."""
+    if before == now:
+        return False
+    with open(log, "rb") as file:
+        file.seek(before[1])
+        return f'"{event}"'.encode() in file.read(now[1] - before[1])

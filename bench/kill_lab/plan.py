@@ -4,6 +4,9 @@
                                         ^
                                         `-- groups; the coordinator is the samplers' last resort for weights
 
+    learner <--------------- contributor-1          with contributors, half of the fleet is on the links' far
+            <--link--------- contributor-2          side: they, their samplers and the relay can be cut off
+
 The links are slow enough for a version to be under way for a while.
 """
 
@@ -18,6 +21,9 @@ from node.kinds.registry import CAUSAL_LM
 RELAY: Final = "relay-1"
 HUB_LINK: Final = "hub-link"
 RELAY_LINK: Final = "relay-link"
+MERGES: Final = "merges"
+"""Names the port on which the learner serves contributors."""
+MERGE_LINK: Final = "merge-link"
 
 LINK_FLAGS: Final = ("--delay-ms", "20", "--jitter-ms", "5", "--rate-mbit", "16")
 """A step's delta takes some tenths of a second, a keyframe six."""
@@ -32,16 +38,33 @@ KEYFRAME_EVERY_VERSIONS: Final = 12
 CHECKPOINT_EVERY_VERSIONS: Final = 20
 """The default: kills come more often than that, so most restarts take steps again."""
 
+MEMBER_TIMEOUT_S: Final = 3.0
+"""About what a contributor takes to start again: its groups are taken back before or after that."""
+
 FRAMES: Final = 8
 """Enough to be killed among."""
 
 FRAMES_OF_RANKS: Final = 2
 """Ranks exchange all of them at every step."""
 
+FRAMES_OF_CONTRIBUTORS: Final = 1
+"""They send 4 bytes a parameter where changes are not compressed."""
+
 RANK_TIMEOUT_S: Final = 60
 
 KILLED: Final = ("sampler", "relay", "learner")
 """Roles whose processes are killed by default."""
+
+MERGING: Final = ("learner", "contributor")
+"""Roles whose processes are killed by default where the learner merges."""
+
+METHODS: Final[Mapping[str, Section]] = {
+    "in_step": {},
+    "decoupled": {"local_steps": 2, "grace_s": 0.5},
+    "word_changes": {"local_steps": 2, "quorum": 0.5, "grace_s": 0.5},
+    "diloco": {"local_steps": 2},
+}
+"""Ways to merge: all and exactly; some, coded, and late; words; with momentum."""
 
 TASKS: Final[Mapping[str, type[EvenDigitsTask]]] = {
     CAUSAL_LM.name: EvenDigitsTask,
@@ -68,6 +91,21 @@ class Plan:
     """The kind of what is trained."""
     roles: tuple[str, ...] = KILLED
     """Roles whose processes are killed, as often each; not asked where ranks are."""
+    contributors: tuple[str, ...] = ()
+    """The peers whose steps the learner merges; none: it takes steps itself."""
+    method: str = ""
+    """How it does, a key of ``METHODS``."""
+
+    @property
+    def far(self) -> tuple[str, ...]:
+        """Peers on the far side of the links, which can be cut off together."""
+        if not self.contributors:
+            return (RELAY,)
+        return (RELAY, *self.samplers[1::2], *self.contributors[1::2])
+
+    @property
+    def links(self) -> tuple[str, ...]:
+        return () if self.ranks > 1 else (HUB_LINK, RELAY_LINK, *([MERGE_LINK] if self.contributors else []))
 
     @property
     def daemons(self) -> tuple[str, ...]:
@@ -76,12 +114,12 @@ class Plan:
     @property
     def enrolled(self) -> tuple[str, ...]:
         """Peers that enrol with a token; ``init`` makes the other identities."""
-        return self.samplers if self.ranks > 1 else (RELAY, *self.samplers)
+        return self.samplers if self.ranks > 1 else (RELAY, *self.samplers, *self.contributors)
 
 
 def configurations(plan: Plan, directory: RunDirectory, ports: Ports) -> dict[str, dict[str, Section]]:
     """Return the configuration of each daemon: process -> section -> key -> value."""
-    dialled = {COORDINATOR: None, RELAY: ports.others[HUB_LINK]}
+    dialled = {COORDINATOR: None} | dict.fromkeys(plan.far, ports.others[HUB_LINK])
     documents = {}
     for name in plan.daemons:
         document = directory.place(name, ports, dials=dialled.get(name, ports.members))
@@ -90,6 +128,12 @@ def configurations(plan: Plan, directory: RunDirectory, ports: Ports) -> dict[st
         document[role_of(name)] = _section(name, plan, ports, str(directory.model))
         if name == COORDINATOR:
             document["coordinator.task_options"] = {"pause_s": plan.pause_s}
+        if name == LEARNER and plan.contributors:
+            document["learner.merge"] = {
+                **{"method": plan.method, **METHODS[plan.method]},
+                **{"listen": f"127.0.0.1:{ports.others[MERGES]}", "restart_wait_s": 5.0},
+                "member_timeout_s": MEMBER_TIMEOUT_S,
+            }
         if name in plan.samplers:
             task = TASKS[plan.policy]
             document["sampler.custom_tasks"] = {_TASK: f"{task.__module__}:{task.__name__}"}
@@ -114,14 +158,14 @@ def _section(name: str, plan: Plan, ports: Ports, model_dir: str) -> Section:
                 "silent_after_s": 3.0,
                 "lease_ttl_s": 3.0,
                 "concurrency_groups": 8 * len(plan.samplers),
-                "buffer_groups": 16,
+                "buffer_groups": 16 * max(1, len(plan.contributors)),
             }
         case "learner":
             return {
                 "model_dir": model_dir,
                 "learning_rate": LEARNING_RATE,
                 "weight_decay": WEIGHT_DECAY,
-                "buffer_groups": 8,
+                "buffer_groups": max(8, 16 * len(plan.contributors)),
                 "keyframe_every_versions": KEYFRAME_EVERY_VERSIONS,
                 "checkpoint_every_versions": CHECKPOINT_EVERY_VERSIONS,
                 "threads": 1,
@@ -130,12 +174,19 @@ def _section(name: str, plan: Plan, ports: Ports, model_dir: str) -> Section:
             }
         case "relay":
             return {"listen": f"127.0.0.1:{ports.others[RELAY]}"}
+        case "contributor":
+            learner, relays = ports.others[MERGES], []
+            if name in plan.far:
+                learner, relays = ports.others[MERGE_LINK], [f"127.0.0.1:{ports.others[RELAY]}"]
+            place = {"learner": f"127.0.0.1:{learner}", "relays": relays}
+            return place | {"model_dir": model_dir, "threads": 1}
         case _:
             by_relay = {
                 "weight_sources": [f"127.0.0.1:{ports.others[RELAY_LINK]}"],
                 "relays": [f"127.0.0.1:{ports.others[RELAY]}"],
             }
-            return (by_relay if RELAY in plan.enrolled else {}) | {
+            is_behind = RELAY in plan.enrolled and (name in plan.far or not plan.contributors)
+            return (by_relay if is_behind else {}) | {
                 "model_dir": model_dir,
                 "seed": plan.seed + plan.samplers.index(name),
                 "concurrency_groups": 4,

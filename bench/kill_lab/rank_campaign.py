@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from typing import Any, Final
 
-from bench.kill_lab.campaign import AFTER_S, DISTURBED_SHARE, GOES_ON_S, Kill, KillCampaign
+from bench.kill_lab.campaign import DISTURBED_SHARE, GOES_ON_S, Kill, KillCampaign
 from bench.kill_lab.instants import ANY_TIME, INSTANTS, STARTING, Instant
 from bench.kill_lab.plan import CHECKPOINT_EVERY_VERSIONS
 from bench.kill_lab.rank_stage import RankStage
@@ -78,7 +78,7 @@ class RankCampaign(KillCampaign):
             await self._goes_on()
             instant = self._choose()
             has_come = await self._wait_for(instant, LEARNER)
-            await asyncio.sleep(self._draw.uniform(0.0, AFTER_S))
+            await asyncio.sleep(self._draw.uniform(0.0, instant.after_s))
         await self._stage.kill_rank(rank)
         version = self.version
         self.kills.append(Kill(f"{LEARNER}, rank {rank}", instant.name, has_come, version))

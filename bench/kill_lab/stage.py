@@ -1,11 +1,21 @@
 """The run of the kill laboratory: a relay and two emulated links beside what every run has."""
 
 import asyncio
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from bench.kill_lab.plan import HUB_LINK, LINK_FLAGS, RELAY, RELAY_LINK, Plan, configurations
+from bench.kill_lab.plan import (
+    HUB_LINK,
+    LINK_FLAGS,
+    MERGE_LINK,
+    MERGES,
+    RELAY,
+    RELAY_LINK,
+    Plan,
+    configurations,
+)
 from deploy.runs.observation import is_ready
 from deploy.runs.processes import Children
 from deploy.runs.run_directory import COORDINATOR, LEARNER, RunDirectory, role_of
@@ -23,7 +33,7 @@ class Stage(RunSession):
             RunDirectory(root),
             enrolled=plan.enrolled,
             children=children,
-            others=(RELAY, HUB_LINK, RELAY_LINK, *others),
+            others=(RELAY, HUB_LINK, RELAY_LINK, MERGES, MERGE_LINK, *others),
             ready_timeout_s=READY_TIMEOUT_S,
         )
         self.plan = plan
@@ -49,17 +59,25 @@ class Stage(RunSession):
         """
         self._directory.make_folders()
         await self.make_run(configurations(self.plan, self._directory, self.ports))
-        others = self.ports.others
-        links = ((HUB_LINK, self.ports.members), (RELAY_LINK, others[RELAY]))
-        for name, target in links if RELAY in self.plan.enrolled else ():
-            await self._children.start(
-                name,
-                *("deploy.demo.link_emulator", *LINK_FLAGS, "--seed", str(self.plan.seed)),
-                *("--listen", f"127.0.0.1:{others[name]}", "--target", f"127.0.0.1:{target}"),
-                environ={},
-            )
+        for name in self.plan.links:
+            await self.start_link(name)
         await self._start_coordinator()
         await self.start_others()
+
+    async def start_link(self, name: str) -> None:
+        """Start an emulated link; one that was killed is there again."""
+        others = self.ports.others
+        target = {HUB_LINK: self.ports.members, RELAY_LINK: others[RELAY], MERGE_LINK: others[MERGES]}[name]
+        await self._children.start(
+            name,
+            *("deploy.demo.link_emulator", *LINK_FLAGS, "--seed", str(self.plan.seed)),
+            *("--listen", f"127.0.0.1:{others[name]}", "--target", f"127.0.0.1:{target}"),
+            environ={},
+        )
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to a process, which may end of it."""
+        self._children.signal(name, number)
 
     async def are_all_ready(self) -> bool:
         """Return whether every daemon serves now."""
@@ -76,9 +94,9 @@ class Stage(RunSession):
 
     async def drain(self) -> dict[str, int]:
         """Stop every process, each after those that need it; return exit codes."""
-        return await self._drain_in_order(
-            ((LEARNER, *self.plan.samplers), (RELAY,), (COORDINATOR,), (HUB_LINK, RELAY_LINK))
-        )
+        plan = self.plan
+        trains = (plan.contributors, (LEARNER, *plan.samplers))
+        return await self._drain_in_order((*trains, (RELAY,), (COORDINATOR,), plan.links))
 
     async def _drain_in_order(self, order: Sequence[Sequence[str]]) -> dict[str, int]:
         codes: dict[str, int] = {}

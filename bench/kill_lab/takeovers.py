@@ -111,10 +111,6 @@ class TakeoverStage(Stage):
         peers = [port for name, port in self.ports.telemetry.items() if name != COORDINATOR]
         return await self.leader() is not None and all([await is_ready(port) for port in peers])
 
-    def signal(self, name: str, number: signal.Signals) -> None:
-        """Send a signal to a daemon, which may end of it."""
-        self._children.signal(name, number)
-
     async def exit_code(self, name: str) -> int | None:
         """Wait for a daemon to end by itself; None: it does not."""
         return await self._children.wait_for_end(name, timeout_s=READY_TIMEOUT_S)

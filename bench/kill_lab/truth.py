@@ -134,15 +134,25 @@ class Model:
             with safe_open(path, "pt") as file:
                 parts = json.loads((file.metadata() or {}).get("DCP_SHARDING_INFO", "{}"))
                 for name in file.keys():  # noqa: SIM118 - it is no mapping
-                    rounded = file.get_tensor(name).to(torch.bfloat16)
-                    values = rounded.view(torch.int16).numpy().view(np.uint16)
+                    values = _words_of(file.get_tensor(name))
                     first = parts.get(name, {}).get("saved_offsets", [0] * values.ndim)
                     box = tuple(slice(at, at + size) for at, size in zip(first, values.shape, strict=True))
                     whole[name][box] = values
                     filled[name] += values.size
         if short := [name for name in self._names if filled[name] < whole[name].size]:
             raise ValueError(f"{short[0]} is not there as a whole")
+        return self._in_a_row(whole)
+
+    def rounded(self, tensors: Mapping[str, torch.Tensor]) -> Words:
+        """Return the words of whole tensors, rounded as ``words`` does."""
+        return self._in_a_row({name: _words_of(tensor) for name, tensor in tensors.items()})
+
+    def _in_a_row(self, whole: Mapping[str, Words]) -> Words:
         return np.concatenate([whole[name].reshape(-1) for name in self._names])
+
+
+def _words_of(tensor: torch.Tensor) -> Words:
+    return tensor.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
 
 
 def read_copy(path: Path) -> tuple[int, bytes, Words] | None:

@@ -12,17 +12,17 @@ a killed sampler's, relay's, learner's payloads --> what is whole is what was si
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Self
 
 from bench.kill_lab.plan import RELAY
 from bench.kill_lab.stage import Stage
 from bench.kill_lab.truth import Model, OnDisk, read_artifacts, read_copy, read_journal, read_manifest
 from deploy.runs.run_directory import COORDINATOR, LEARNER, role_of
 from node.identity.run_description import RunDescription
-from node.values.run import RunStatus
+from node.values.run import Role, RunStatus
 
 _BASE: Final = 0
 _KEYFRAME: Final = -1
@@ -74,7 +74,7 @@ class Witness:
     """Not concerned with what the code under test thinks of itself."""
 
     @classmethod
-    def of(cls, stage: Stage) -> "Witness":
+    def of(cls, stage: Stage) -> Self:
         """Return a witness who knows the run's public key and reads every daemon's log."""
         logs = {name: stage.root / "logs" / f"{name}.log" for name in stage.plan.daemons}
         public_key = RunDescription.load(stage.run_file).learner_public_key
@@ -121,7 +121,7 @@ class Witness:
     def hear(self, status: RunStatus) -> None:
         """Take the coordinator's table: what each sampler says in its heartbeats."""
         for peer in status.peers:
-            if peer.node_id in self._logs and peer.held is not None and peer.held.root:
+            if peer.role in (Role.SAMPLER, Role.CONTRIBUTOR) and peer.held is not None and peer.held.root:
                 self._claims.add((f"{peer.node_id} in a heartbeat", peer.held.number, peer.held.root))
 
     def examine(self, name: str) -> None:
@@ -228,12 +228,8 @@ class Witness:
     def _read_restarts(self) -> None:
         if self._learner_log is None:
             return
-        for line in self._learner_log.read_bytes().splitlines():
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue  # a warning of a library's
-            if isinstance(event, dict) and event.get("event") == "restored":
+        for event in events_of(self._learner_log):
+            if event["event"] == "restored":
                 outcome = event["words"]
                 setattr(self.replays, outcome, getattr(self.replays, outcome) + 1)
                 self.replays.steps += event["version"] - event["checkpoint_version"]
@@ -245,17 +241,13 @@ class Witness:
             file.seek(log.read_bytes)
             whole, newline, _ = file.read().rpartition(b"\n")
         log.read_bytes += len(whole) + len(newline)
-        for line in whole.splitlines():
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue  # a warning of a library's
-            if event.get("event") == "version held":
+        for event in _events_in(whole):
+            if event["event"] == "version held":
                 self._note_held(name, event)
-            elif event.get("event") == "group" and event["verdict"] == "spooled":
+            elif event["event"] == "group" and event["verdict"] == "spooled":
                 self.acknowledged[event["group_id"]] = name
 
-    def _note_held(self, name: str, event: dict[str, str]) -> None:
+    def _note_held(self, name: str, event: dict[str, Any]) -> None:
         log, version = self._logs[name], int(event["version"])
         if version < log.newest:
             self._violate(f"{name} served version {version} after version {log.newest}")
@@ -278,6 +270,21 @@ class Witness:
     def _violate(self, what: str) -> None:
         if what not in self.violations:
             self.violations.append(what)
+
+
+def events_of(log: Path) -> Iterator[dict[str, Any]]:
+    """Yield the events of a daemon's log."""
+    return _events_in(log.read_bytes())
+
+
+def _events_in(text: bytes) -> Iterator[dict[str, Any]]:
+    for line in text.splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue  # a warning of a library's
+        if isinstance(event, dict) and "event" in event:
+            yield event
 
 
 def _reached(start: int, artifacts: Iterable[OnDisk]) -> int:

@@ -33,7 +33,7 @@ from node.clients.contributions.contribute_stream import (
 )
 from node.errors import RefusedError
 from node.rpc.call_ends import ConnectionLost
-from node.system.backoff import Backoff
+from node.system.backoff import CONTRIBUTOR_BACKOFF_CAP_S, Backoff
 from node.system.clock import Clock
 from node.system.waits import run_until, side_by_side, wait_at_most
 from node.telemetry.metrics import NodeMetrics
@@ -93,7 +93,9 @@ class Contributor:
         self._layout_digest = layout_digest
         self._base_root = words.version.root
         self._channel = channel
-        self._stream = contribute_stream(channel, self, backoff=Backoff(random))
+        self._stream = contribute_stream(
+            channel, self, backoff=Backoff(random, cap_s=CONTRIBUTOR_BACKOFF_CAP_S)
+        )
 
     async def run(self, *, ready: Callable[[], None], stopping: asyncio.Event) -> None:
         """Contribute until ``stopping``; then end the step, hand in what is trained and give the rest back.

@@ -153,6 +153,8 @@ class MergeTaker:
                 return
             self._deals.deal(name, batch)
             self._streams.deal(name, map(source_of, batch))
+            ids = [group.group_id for group in batch]
+            logger.debug("batch dealt", extra={"contributor": name, "group_ids": ids})
 
     async def _look_at_contributions(self) -> None:
         for name, sent in list(self._streams.pending.items()):

@@ -20,7 +20,7 @@ from node.rpc.address import is_loopback, split_address
 from node.rpc.calls.caller import USER_AGENT_PREFIX
 from node.rpc.hub import Hub, HubChannel
 from node.rpc.proxy import proxy_to
-from node.system.backoff import BACKOFF_CAP_S, FIRST_BACKOFF_S
+from node.system.backoff import BACKOFF_CAP_S, CONTRIBUTOR_BACKOFF_CAP_S, FIRST_BACKOFF_S
 from node.values.limits import MESSAGE_BYTES
 from node.values.roles import Role
 
@@ -30,7 +30,6 @@ Caller: TypeAlias = Identity | OwnIdentity | Peer
 
 _OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     ("grpc.initial_reconnect_backoff_ms", int(FIRST_BACKOFF_S * 1000)),
-    ("grpc.max_reconnect_backoff_ms", int(BACKOFF_CAP_S * 1000)),
     # Otherwise channels to one address share a connection.
     ("grpc.use_local_subchannel_pool", 1),
     # Callers retry where they know that it is safe.
@@ -137,7 +136,8 @@ def dial(
 def _dialled(
     target: str, caller: Identity | Peer, purpose: Purpose, server: Role, keepalive: Keepalive
 ) -> grpc.aio.Channel:
-    options = _options(target, MESSAGE_BYTES[purpose], keepalive)
+    cap_s = CONTRIBUTOR_BACKOFF_CAP_S if purpose is Purpose.CONTRIBUTIONS else BACKOFF_CAP_S
+    options = _options(target, MESSAGE_BYTES[purpose], keepalive, backoff_cap_s=cap_s)
     if purpose is Purpose.BULK:
         options += _BULK_OPTIONS
     if isinstance(caller, Peer):
@@ -156,10 +156,13 @@ def dial_as_stranger(target: str, *, run_id: str, ca_pem: bytes) -> grpc.aio.Cha
     return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(ca_pem), options)
 
 
-def _options(target: str, message_bytes: int, keepalive: Keepalive) -> list[tuple[str, Any]]:
+def _options(
+    target: str, message_bytes: int, keepalive: Keepalive, *, backoff_cap_s: float = BACKOFF_CAP_S
+) -> list[tuple[str, Any]]:
     has_proxy = proxy_to(split_address(target)[0]) is not None
     return [
         *_OPTIONS,
+        ("grpc.max_reconnect_backoff_ms", int(backoff_cap_s * 1000)),
         ("grpc.enable_http_proxy", int(has_proxy)),
         *keepalive.client_options,
         ("grpc.max_send_message_length", message_bytes),

@@ -10,6 +10,10 @@ FIRST_BACKOFF_S: Final = 0.2
 
 BACKOFF_CAP_S: Final = 30.0
 
+CONTRIBUTOR_BACKOFF_CAP_S: Final = 4.0
+"""Twice this is less than ``learner.merge.restart_wait_s``: a learner that has started deals the groups of
+contributors that come later to others, and their steps were in vain."""
+
 
 class Backoff:
     """Delays that double up to a cap, each drawn between 0 and its ceiling (full jitter)."""

@@ -17,11 +17,20 @@ PAUSE_S = 0.06
 PLAN = Plan(kills=KILLS, seed=402, samplers=("sampler-1",), frames=2, pause_s=PAUSE_S)
 RANKING = replace(PLAN, policy="ranking", roles=(*KILLED, "coordinator"), seed=90)
 """Seeds with which a process of each role is killed."""
+MERGING = replace(
+    PLAN,
+    seed=159,
+    frames=1,
+    roles=("learner", "contributor"),
+    contributors=("contributor-1", "contributor-2"),
+    method="decoupled",
+)
+"""With this seed, half of the fleet is cut off once."""
 
 
 @pytest.mark.usefixtures("warm_processes")
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize("plan", [PLAN, RANKING], ids=["text", "ranking"])
+@pytest.mark.parametrize("plan", [PLAN, RANKING, MERGING], ids=["text", "ranking", "merging"])
 async def test_whatever_is_killed_whenever_nothing_unsigned_is_served_and_everything_goes_on(
     tmp_path: Path, plan: Plan
 ) -> None:
@@ -35,3 +44,7 @@ async def test_whatever_is_killed_whenever_nothing_unsigned_is_served_and_everyt
     assert summary["compared"]["payload_bytes"] > 0
     assert summary["compared"]["groups"] > 0
     assert summary["groups_acknowledged"] > 0
+    if plan.contributors:
+        assert summary["versions_summed_again"] > 0
+        assert summary["told_merged"] > 0
+        assert summary["partitions"] == 1

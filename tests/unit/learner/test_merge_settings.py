@@ -6,7 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 import learner.merging.merge_settings as module
+from learner.merging.merge_config import MergeConfig
 from learner.merging.merge_settings import MergeSettings, Method
+from node.system.backoff import CONTRIBUTOR_BACKOFF_CAP_S
 
 
 def test_the_table_of_the_docstring_is_what_methods_set() -> None:
@@ -62,3 +64,8 @@ def test_values_that_do_not_fit_are_refused_by_name(values: dict[str, Any], word
 def test_settings_survive_the_journal(method: str) -> None:
     settings = MergeSettings.model_validate({"method": method})
     assert MergeSettings.model_validate_json(settings.model_dump_json()) == settings
+
+
+def test_a_contributor_is_back_before_a_learner_that_has_started_deals_its_groups_to_others() -> None:
+    """The channel connects again, then the stream is tried again; both wait up to the cap."""
+    assert MergeConfig.model_fields["restart_wait_s"].default > 2 * CONTRIBUTOR_BACKOFF_CAP_S
