@@ -34,7 +34,7 @@ class TaskPlan:
     """Adam's for one learner; ``simulation`` scales it for several."""
 
 
-TASKS: Final = {"safes": TaskPlan(6400, 1e-2), "sorting": TaskPlan(2560, 1e-3)}
+TASKS: Final = {"safes": TaskPlan(6400, 1e-2), "sorting": TaskPlan(5120, 1e-3)}
 """Tasks of the staleness laboratory: a table of 2048 logits, and a language model of 13 tensors and more."""
 
 
