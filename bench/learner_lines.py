@@ -60,6 +60,8 @@ MODEL_WIDTH: Final = 192
 """1.3 million parameters: a change takes four seconds at 10 Mbit/s in float32, and a step half a second."""
 LEARNING_RATE: Final = 3e-4
 
+_NO_BOUND: Final = 256
+"""Versions; the room of learner and coordinator bounds how old groups become."""
 _NO_QUARANTINE: Final = 1e3
 """A contributor's local steps take it further from the version of its groups than their age explains."""
 _LEAST_ROUNDS: Final = 6
@@ -96,6 +98,7 @@ class Case:
         coordinator = {
             "prompt_seed": self.seed,
             "heartbeat_interval_s": 0.5,
+            "max_staleness_versions": _NO_BOUND,
             "concurrency_groups": 2 * BATCH_GROUPS,
             "buffer_groups": held + 2 * BATCH_GROUPS,
         }
