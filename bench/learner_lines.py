@@ -25,7 +25,6 @@ from typing import Any, Final
 from bench.learners_lab.measured_line import Measured, read, write_report
 from bench.shared.demo_run import DemoRun, demo_model, in_turn, kept_below, say
 from deploy.demo.link_emulator import LinkEmulator, LinkProfile
-from deploy.demo.plan import BATCH_GROUPS
 from deploy.runs.contributions import Contributions, parameters_of
 from deploy.runs.processes import Children
 from deploy.runs.records import Step, StepTail
@@ -53,6 +52,9 @@ METHODS: Final[Mapping[str, Mapping[str, object]]] = {
 """Name -> keys of [learner.merge]."""
 TARGET: Final = 0.6
 """Mean reward at which the clock stops; the base model has about .36."""
+BATCH_GROUPS: Final = 12
+GROUP_SIZE: Final = 16
+"""The completions of the demo's steps in half the groups, since each group costs sampler and ledger time."""
 WINDOW_GROUPS: Final = 10 * BATCH_GROUPS
 """Newest groups whose reward is taken: its standard error is .01."""
 
@@ -97,6 +99,8 @@ class Case:
         held = len(CONTRIBUTORS) * (2 * self.local_steps + 2) * BATCH_GROUPS
         coordinator = {
             "prompt_seed": self.seed,
+            "batch_groups": BATCH_GROUPS,
+            "group_size": GROUP_SIZE,
             "heartbeat_interval_s": 0.5,
             "max_staleness_versions": _NO_BOUND,
             "concurrency_groups": 2 * BATCH_GROUPS,

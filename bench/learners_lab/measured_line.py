@@ -1,4 +1,4 @@
-"""What ``bench.learner_lines`` measures of a case, and the tables that it makes of all of them."""
+"""Measurements of ``bench.learner_lines``, and the tables that it makes of them."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from bench.shared.markdown import table
 from deploy.runs.contributions import Round
 
 IN_STEP: Final = "in_step"
-"""What the others are compared with."""
+"""The method that others are compared with."""
 
 _ABOUT: Final = """\
 # Contributors behind slow lines
@@ -40,22 +40,22 @@ class Measured:
     groups: int
     """Consumed by then."""
     reward: float
-    """Of the last ``WINDOW_GROUPS``."""
+    """Mean of the last ``WINDOW_GROUPS``."""
     seconds: float | None
     """From the first step's begin to the target; None: it was not reached."""
     steps: int
-    """Of all contributors, handed in."""
+    """Steps that all contributors handed in."""
     payload_bytes: int
-    """Of their changes."""
+    """Size of their changes."""
     up_bytes: int
     """On all lines, all connections."""
     down_bytes: int
     rounds: tuple[Round, ...]
-    """Of all contributors, the first of each left out."""
+    """Rounds of all contributors, the first of each left out."""
 
     @classmethod
     def of_line(cls, line: str) -> Self:
-        """Return what ``asdict`` and JSON made a line of."""
+        """Return the measurements that ``asdict`` and JSON made a line of."""
         fields = json.loads(line)
         return cls(**{**fields, "rounds": tuple(Round(**one) for one in fields["rounds"])})
 

@@ -18,7 +18,7 @@ _STEP: Final = "batch trained on"
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What happened from one contribution to the next."""
+    """The time from one contribution to the next."""
 
     round_s: float
     steps_s: float
@@ -29,7 +29,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Contributions:
-    """What one contributor has handed in."""
+    """The contributions of one contributor."""
 
     first_step_at_s: float
     """Unix seconds at which its first step began."""
@@ -37,7 +37,7 @@ class Contributions:
     """Whose changes were handed in."""
     payload_bytes: int
     rounds: tuple[Round, ...]
-    """Of contributions that were merged."""
+    """One for each contribution that was merged, but the last."""
 
     @classmethod
     def of(cls, log: Path) -> "Contributions":
