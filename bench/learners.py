@@ -1,8 +1,8 @@
 """``python -m bench.learners``: several learners beside one on the same groups, and what travels between.
 
 Runs every arm on every task, writes a line an arm to OUT/learners.jsonl, and OUT/learners.md. A run that was
-cut off goes on where it was. ``--quick`` does a little of it, in a minute. What is held constant, and what
-the numbers mean, is written at the top of the report.
+cut off goes on where it was; ``--most 0`` makes the report of what is finished. ``--quick`` does a little of
+it, in a minute. What is held constant, and what the numbers mean, is written at the top of the report.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def main() -> int:
     finished = [Outcome.of_line(line) for line in lines.read_text().splitlines()] if lines.exists() else []
     cells = list(quick_cells() if arguments.quick else full_cells())
     known = {outcome.key for outcome in finished}
-    missing = [cell for cell in cells if cell.key not in known]
+    missing = [cell for cell in cells if cell.key not in known][: arguments.most]
     for number, outcome in enumerate(_run(missing, workers=arguments.workers), 1):
         with lines.open("a") as file:
             file.write(outcome.to_line() + "\n")
@@ -49,7 +49,7 @@ def main() -> int:
         about = f"{outcome.task}, {outcome.learners} learners, {outcome.name}: {outcome.ends.mean():.3f}"
         print(f"{number}/{len(missing)} {about}", file=sys.stderr, flush=True)
     of_cells = {outcome.key: outcome for outcome in finished}
-    write_report(out / "learners.md", [of_cells[cell.key] for cell in cells])
+    write_report(out / "learners.md", [of_cells[cell.key] for cell in cells if cell.key in of_cells])
     print(out / "learners.md")
     return 0
 
@@ -93,6 +93,7 @@ def _arguments() -> argparse.Namespace:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--quick", action="store_true", help="a little of it, in a minute")
     parser.add_argument("--out", type=Path, help=f"folder of results (default {RECORD}, quick: {_QUICK_OUT})")
+    parser.add_argument("--most", type=int, help="cells to run before the report; default: all that are left")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: cores)")
     return parser.parse_args()
 

@@ -22,7 +22,8 @@ from bench.kill_lab.stage import Stage
 from bench.kill_lab.truth import Model, OnDisk, read_artifacts, read_copy, read_journal, read_manifest
 from deploy.runs.run_directory import COORDINATOR, LEARNER, role_of
 from node.identity.run_description import RunDescription
-from node.values.run import Role, RunStatus
+from node.values.roles import Role
+from node.values.run import RunStatus
 
 _BASE: Final = 0
 _KEYFRAME: Final = -1

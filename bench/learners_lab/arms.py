@@ -15,6 +15,12 @@ LOCAL_STEPS: Final = (1, 4, 8)
 RATES: Final = ((1.0, 0.0), (0.7, 0.5), (0.7, 0.9))
 """Outer rate and momentum; the last is the published one, which settings refuse where changes are delayed."""
 
+_SIMULATED: Final = (
+    *("local_steps", "outer_rate", "outer_momentum", "overlap", "fragments", "trains_a_fragment"),
+    *("compression", "rank", "share"),
+)
+"""Settings that decide how a cell ends; who is waited for, and for how long, does not."""
+
 Floats = NDArray[np.float64]
 
 
@@ -28,7 +34,7 @@ class TaskPlan:
     """Adam's for one learner; ``simulation`` scales it for several."""
 
 
-TASKS: Final = {"safes": TaskPlan(6400, 1e-2), "sorting": TaskPlan(2560, 1e-3)}
+TASKS: Final = {"safes": TaskPlan(6400, 1e-2), "sorting": TaskPlan(5120, 1e-3)}
 """Tasks of the staleness laboratory: a table of 2048 logits, and a language model of 13 tensors and more."""
 
 
@@ -129,5 +135,5 @@ class Outcome:
         )
 
 
-def _key(*parts: Any) -> str:
-    return json.dumps(parts)
+def _key(task: str, name: str, learners: int, settings: dict[str, Any], *parts: Any) -> str:
+    return json.dumps([task, name, learners, {key: settings[key] for key in _SIMULATED}, *parts])

@@ -15,7 +15,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from deploy.demo.plan import BASE_ACCURACY, BATCH_GROUPS, GROUP_SIZE, LEARNING_RATE, MAX_STALENESS_VERSIONS
+from deploy.demo.plan import (
+    BASE_ACCURACY,
+    BATCH_GROUPS,
+    GROUP_SIZE,
+    LEARNING_RATE,
+    MAX_STALENESS_VERSIONS,
+    MODEL_WIDTH,
+)
 from deploy.runs.processes import ChildError, Children, children_below
 from deploy.runs.run_directory import COORDINATOR, LEARNER, RunDirectory, Section
 from deploy.runs.run_session import RunSession
@@ -40,6 +47,7 @@ DEMO: Final[Mapping[str, Section]] = {
     "learner": {"threads": 1, "learning_rate": LEARNING_RATE},
     "sampler": {"threads": 1, "concurrency_groups": 8},
     "verifier": {},
+    "contributor": {"threads": 1},
 }
 
 
@@ -47,14 +55,20 @@ class DemoRun(RunSession):
     """One run below ``root``. The caller ends the children that are left."""
 
     def __init__(
-        self, root: Path, *, children: Children, samplers: Sequence[str], verifiers: Sequence[str] = ()
+        self,
+        root: Path,
+        *,
+        children: Children,
+        samplers: Sequence[str],
+        verifiers: Sequence[str] = (),
+        contributors: Sequence[str] = (),
     ) -> None:
         """Prepare a run of a coordinator, a learner and these peers; nothing is written yet."""
         self.directory = RunDirectory(root)
         self.samplers, self.verifiers = tuple(samplers), tuple(verifiers)
         super().__init__(
             self.directory,
-            enrolled=(*samplers, *verifiers),
+            enrolled=(*samplers, *verifiers, *contributors),
             children=children,
             ready_timeout_s=READY_TIMEOUT_S,
         )
@@ -99,12 +113,14 @@ class DemoRun(RunSession):
         return document | {key: {**document.get(key, {}), **section} for key, section in changes.items()}
 
 
-async def demo_model(root: Path, *, accuracy: float = BASE_ACCURACY, seed: int = 0) -> Path:
+async def demo_model(
+    root: Path, *, accuracy: float = BASE_ACCURACY, seed: int = 0, width: int = MODEL_WIDTH
+) -> Path:
     """Make a model that adds two digits as often right as told; return its directory below ``root``."""
     (root / "logs").mkdir(parents=True, exist_ok=True)
     model = root / "model"
     async with children_below(root) as children:
-        options = ("--accuracy", str(accuracy), "--seed", str(seed))
+        options = ("--accuracy", str(accuracy), "--seed", str(seed), "--width", str(width))
         await children.run("model", "deploy.demo.warm_start", str(model), *options)
     return model
 

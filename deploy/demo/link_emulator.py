@@ -6,7 +6,8 @@ share one link, whose two directions are independent:
     read -> wait for the link (rate) -> in flight (delay + jitter) -> write
 
 Loss (TCP would show it as delay) and the round trip of connecting are not modelled. The bytes in flight are
-bounded per connection and direction; beyond that nothing is read, and TCP's flow control slows the sender.
+bounded per connection and direction, by what fills the link at least; beyond that nothing is read, and TCP's
+flow control slows the sender.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from node.exit_code import ExitCode
@@ -37,7 +39,7 @@ CHUNK_BYTES: Final = 16 << 10
 """Largest chunk sent at once: 13 ms at 10 Mbit/s, so that connections share the link fairly."""
 
 IN_FLIGHT_BYTES: Final = 256 << 10
-"""Bound per connection and direction: the window TCP would open on such a path."""
+"""Smallest bound per connection and direction; a link that holds more in flight has twice what it holds."""
 
 CONNECTIONS: Final = 256
 """Connections at once; any more are closed at once."""
@@ -56,6 +58,12 @@ class LinkProfile:
     rate_bytes_per_s: float | None = None
     """None: no limit."""
 
+    @property
+    def window_bytes(self) -> int:
+        """Bound on the bytes in flight of a connection, as TCP would open it."""
+        held = (self.rate_bytes_per_s or 0.0) * (self.delay_s + self.jitter_s)
+        return max(IN_FLIGHT_BYTES, int(2 * held))
+
 
 class LinkDirection:
     """One direction of a link: computes when each chunk arrives at the far end.
@@ -68,6 +76,8 @@ class LinkDirection:
         self._profile = profile
         self._free_at_s = float("-inf")
         self._last_arrival_s = float("-inf")
+        self.carried_bytes = 0
+        """Sent so far, on all connections."""
 
     def arrival(self, size_bytes: int, *, now: float, jitter: float) -> float:
         """Send a chunk and return the time it arrives, never before the chunk ahead of it.
@@ -77,6 +87,7 @@ class LinkDirection:
             now: monotonic seconds; must not go back from call to call.
             jitter: share of ``jitter_s`` that is added, in [0, 1], drawn by the caller.
         """
+        self.carried_bytes += size_bytes
         departure_s = now
         if self._profile.rate_bytes_per_s is not None:
             full_bucket_s = CHUNK_BYTES / self._profile.rate_bytes_per_s
@@ -89,14 +100,12 @@ class LinkDirection:
 
 
 class LinkEmulator:
-    """Accepts connections and carries each to the target over one emulated link."""
+    """Accepts connections and carries each to its target; all of them share one emulated link."""
 
-    def __init__(
-        self, *, target: tuple[str, int], profile: LinkProfile, clock: Clock, random_source: random.Random
-    ) -> None:
-        self._target = target
-        self._up = LinkDirection(profile)
-        self._down = LinkDirection(profile)
+    def __init__(self, *, profile: LinkProfile, clock: Clock, random_source: random.Random) -> None:
+        self._window_bytes = profile.window_bytes
+        self.up = LinkDirection(profile)
+        self.down = LinkDirection(profile)
         self._clock = clock
         self._random = random_source
         self._connections: set[asyncio.Task[None]] = set()
@@ -106,9 +115,10 @@ class LinkEmulator:
         """Connections open now."""
         return len(self._connections)
 
-    async def listen(self, host: str, port: int) -> asyncio.Server:
-        """Start to accept. Closing the server leaves open connections to ``cut``."""
-        return await asyncio.start_server(self._accept, host, port, limit=CHUNK_BYTES)
+    async def listen(self, host: str, port: int, *, target: tuple[str, int]) -> asyncio.Server:
+        """Start to accept connections to ``target``. Closing the server leaves open ones to ``cut``."""
+        accept = partial(self._accept, target)
+        return await asyncio.start_server(accept, host, port, limit=CHUNK_BYTES)
 
     async def cut(self) -> int:
         """Abort every connection and drop the bytes in flight; return the number of connections."""
@@ -118,27 +128,31 @@ class LinkEmulator:
         await asyncio.gather(*broken, return_exceptions=True)
         return len(broken)
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(
+        self, target: tuple[str, int], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         if len(self._connections) >= CONNECTIONS:
             logger.warning("connection refused, too many", extra={"limit": CONNECTIONS})
             writer.transport.abort()
             return
-        connection = asyncio.create_task(self._carry(reader, writer), name="link connection")
+        connection = asyncio.create_task(self._carry(target, reader, writer), name="link connection")
         self._connections.add(connection)
         connection.add_done_callback(self._connections.discard)
 
-    async def _carry(self, near_reader: asyncio.StreamReader, near: asyncio.StreamWriter) -> None:
+    async def _carry(
+        self, target: tuple[str, int], near_reader: asyncio.StreamReader, near: asyncio.StreamWriter
+    ) -> None:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                far_reader, far = await asyncio.open_connection(*self._target, limit=CHUNK_BYTES)
+                far_reader, far = await asyncio.open_connection(*target, limit=CHUNK_BYTES)
         except OSError as error:
-            logger.info("target unreachable", extra={"target": self._target, "error": str(error)})
+            logger.info("target unreachable", extra={"target": target, "error": str(error)})
             near.transport.abort()
             return
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._direct(self._up, near_reader, far))
-                group.create_task(self._direct(self._down, far_reader, near))
+                group.create_task(self._direct(self.up, near_reader, far))
+                group.create_task(self._direct(self.down, far_reader, near))
             near.close()
             far.close()
         except* OSError as broken:
@@ -152,7 +166,7 @@ class LinkEmulator:
         self, link: LinkDirection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Carry one direction until the end of its stream."""
-        flight = _InFlight()
+        flight = _InFlight(self._window_bytes)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._depart(link, reader, flight))
             group.create_task(self._arrive(flight, writer))
@@ -182,7 +196,8 @@ class LinkEmulator:
 class _InFlight:
     """Chunks in flight in one direction of one connection, oldest first; an empty one ends the stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, window_bytes: int) -> None:
+        self._most_bytes = window_bytes - CHUNK_BYTES
         self._chunks: deque[tuple[float, bytes]] = deque()
         self._bytes = 0
         self.has_room = asyncio.Event()
@@ -193,7 +208,7 @@ class _InFlight:
         self._chunks.append((arrival_s, chunk))
         self._bytes += len(chunk)
         self.has_chunks.set()
-        if self._bytes > IN_FLIGHT_BYTES - CHUNK_BYTES:
+        if self._bytes > self._most_bytes:
             self.has_room.clear()
 
     def pop(self) -> tuple[float, bytes]:
@@ -204,7 +219,7 @@ class _InFlight:
 
     def landed(self, size_bytes: int) -> None:
         self._bytes -= size_bytes
-        if self._bytes <= IN_FLIGHT_BYTES - CHUNK_BYTES:
+        if self._bytes <= self._most_bytes:
             self.has_room.set()
 
 
@@ -246,7 +261,6 @@ async def _serve(arguments: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     emulator = LinkEmulator(
-        target=arguments.target,
         profile=LinkProfile(
             delay_s=arguments.delay_ms / 1e3,
             jitter_s=arguments.jitter_ms / 1e3,
@@ -255,7 +269,7 @@ async def _serve(arguments: argparse.Namespace) -> int:
         clock=SystemClock(),
         random_source=random.Random(arguments.seed),
     )
-    async with await emulator.listen(*arguments.listen) as server:
+    async with await emulator.listen(*arguments.listen, target=arguments.target) as server:
         print(f"listening on {join_address(*server.sockets[0].getsockname()[:2])}", flush=True)
         while not stopping.is_set():
             await wait_at_most(stopping, arguments.cut_every_s or None)

@@ -5,6 +5,7 @@ requested accuracy, so that reinforcement learning has something to reward and m
 """
 
 import argparse
+import math
 import string
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from deploy.demo.plan import MODEL_WIDTH
 from sampler.tasks.addition import AdditionTask
 
 _PAD, _END = "<pad>", "<end>"
@@ -37,13 +39,14 @@ class WarmStart:
     parameters: int
 
 
-def make_base_model(directory: Path, *, accuracy: float, seed: int) -> WarmStart:
+def make_base_model(directory: Path, *, accuracy: float, seed: int, width: int = MODEL_WIDTH) -> WarmStart:
     """Save a model that adds correctly with probability ``accuracy``, and its tokenizer.
 
     Args:
         directory: for config, generation config, bfloat16 safetensors and tokenizer.
         accuracy: in (0, 1), of the rounded weights; exceeded by at most what one step gains.
         seed: of the weights.
+        width: of the hidden states, a multiple of 8; the model has 36 width^2 parameters.
 
     Raises:
         RuntimeError: the accuracy is not reached within the bound on steps.
@@ -51,7 +54,7 @@ def make_base_model(directory: Path, *, accuracy: float, seed: int) -> WarmStart
     tokenizer = _tokenizer()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(_config(tokenizer))
+        model = Qwen3ForCausalLM(_config(tokenizer, width))
     input_ids, target_ids = _examples(AdditionTask(), tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, weight_decay=0.0)
     for step in range(_STEPS):
@@ -78,19 +81,19 @@ def _tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def _config(tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
-    """Return a model of about 150 000 parameters: a step takes tens of milliseconds on one core."""
+def _config(tokenizer: PreTrainedTokenizerFast, width: int) -> Qwen3Config:
+    """Return the shape of a model."""
     return Qwen3Config(
         vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=192,
+        hidden_size=width,
+        intermediate_size=3 * width,
         num_hidden_layers=3,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=16,
+        head_dim=width // 4,
         max_position_embeddings=64,
         tie_word_embeddings=True,
-        initializer_range=0.08,
+        initializer_range=0.64 / math.sqrt(width),
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
@@ -124,8 +127,13 @@ def _main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--accuracy", type=float, required=True)
     parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--width", type=int, default=MODEL_WIDTH, help="default: %(default)s")
     arguments = parser.parse_args()
-    print(make_base_model(arguments.directory, accuracy=arguments.accuracy, seed=arguments.seed))
+    print(
+        make_base_model(
+            arguments.directory, accuracy=arguments.accuracy, seed=arguments.seed, width=arguments.width
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 from rich.console import Console
 
@@ -27,6 +27,7 @@ from deploy.runs.plot import plot
 from deploy.runs.processes import ChildError
 from deploy.runs.promises import reward_at_first, reward_at_last
 from deploy.runs.run_directory import LEARNER, RunDirectory
+from learner.merging.merge_settings import Method
 from sampler.engines.engine_registry import has_vllm
 
 GAIN: Final = 0.4
@@ -76,6 +77,8 @@ def main() -> int:
         gain=GAIN,
         versions=arguments.versions,
         vllm_python=arguments.vllm_python,
+        contributors=arguments.contributors,
+        method=arguments.method,
     )
     task = plan.task_file.stem.replace("_", "-")  # a run's id has no underscores
     directory = RunDirectory.make(arguments.dir, f"real-{{stamp}}-{task}-seed{plan.seed}")
@@ -140,6 +143,18 @@ def _arguments() -> argparse.Namespace:
         type=_engines,
         default=("torch", "torch"),
         help="one for each sampler; default: torch,torch",
+    )
+    parser.add_argument(
+        "--contributors",
+        type=int,
+        default=0,
+        help="train for a learner that merges; default: the learner trains",
+    )
+    parser.add_argument(
+        "--method",
+        choices=get_args(Method),
+        default="word_changes",
+        help="how it merges what they train; default: %(default)s",
     )
     parser.add_argument("--dir", type=Path, default=Path("runs"), help="where runs go; default: %(default)s")
     default = sys.executable if has_vllm("cpu") else str(VLLM_PYTHON) if VLLM_PYTHON.exists() else None

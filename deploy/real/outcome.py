@@ -1,12 +1,13 @@
 """The outcome of a real run, and its promises; pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Final
 
 from rich.table import Table
 
 from deploy.real.real_plan import Plan
+from deploy.runs.contributions import Contributions, parameters_of
 from deploy.runs.promises import (
     FIRST_BATCHES,
     LAST_BATCHES,
@@ -48,6 +49,8 @@ class Outcome:
     """The finished ones, oldest version first."""
     export: ExportedModel | None
     """None: no step was made."""
+    contributions: Mapping[str, Contributions] = field(default_factory=dict)
+    """By contributor."""
 
     @property
     def checks(self) -> tuple[Check, ...]:
@@ -57,6 +60,7 @@ class Outcome:
             self._reward_rose(),
             self._held_out_rose(),
             self._every_engine_took_part(),
+            *([self._every_contributor_took_part()] if self.contributions else []),
             *promises_of_any_run(
                 versions=versions, steps=self.steps, ledger=self.ledger, exit_codes=self.exit_codes
             ),
@@ -98,6 +102,18 @@ class Outcome:
             ", ".join(
                 f"{name} ({self.plan.samplers[name]}) {count} groups, {stale:.1f} versions stale"
                 for name, (count, stale) in groups.items()
+            ),
+        )
+
+    def _every_contributor_took_part(self) -> Check:
+        parameters, told = parameters_of(self.plan.model), self.contributions.items()
+        return Check(
+            "every contributor's steps were merged",
+            all(one.rounds for _, one in told),
+            ", ".join(
+                f"{name} {one.steps} steps, {one.payload_bytes / 1e6:.1f} MB, "
+                f"{one.times_fewer(parameters):.0f} times fewer than float32 changes of each step"
+                for name, one in told
             ),
         )
 
@@ -148,6 +164,7 @@ def to_document(outcome: Outcome) -> dict[str, object]:
         "seed": plan.seed,
         "task_file": plan.task_file.name,
         "samplers": plan.samplers,
+        "contributions": {name: asdict(one) for name, one in outcome.contributions.items()},
         "elapsed_s": round(outcome.elapsed_s, 1),
         "versions": len(outcome.steps),
         "reward_by_version": [round(step.reward_mean, 4) for step in outcome.steps],

@@ -14,9 +14,10 @@ from deploy.real.digits import write_digits
 from deploy.real.greedy_texts import questions_json
 from deploy.real.held_out import greedy, prompts_of, settings_of
 from deploy.real.outcome import ExportedModel, Outcome
-from deploy.real.real_plan import TASK_FILES, Plan, additions
+from deploy.real.real_plan import MERGE, TASK_FILES, Plan, additions
 from deploy.real.topics import write_topics
 from deploy.real.word_problems import write_word_problems
+from deploy.runs.contributions import Contributions
 from deploy.runs.live_view import View
 from deploy.runs.processes import Children
 from deploy.runs.records import read_ledger
@@ -88,7 +89,8 @@ async def _train(
 ) -> Outcome:
     session = RunSession(
         directory,
-        enrolled=tuple(plan.samplers),
+        enrolled=(*plan.samplers, *plan.contributor_names),
+        others=(MERGE,),
         children=children,
         recipe=plan.recipe_files,
         pythons=plan.pythons,
@@ -97,7 +99,7 @@ async def _train(
     view.say(f"run {directory.run_id} in {directory.root}")
     await session.make_run(additions(plan, directory, session.ports))
     await session.start(COORDINATOR, environ={})
-    for name in plan.samplers:
+    for name in (*plan.samplers, *plan.contributor_names):
         await session.let_in(name)
     await session.start_others()
     view.say("all processes serve")
@@ -121,6 +123,7 @@ async def _train(
         exit_codes=exit_codes,
         evaluations=evaluations,
         export=export,
+        contributions={name: Contributions.of(directory.log(name)) for name in plan.contributor_names},
     )
 
 

@@ -79,7 +79,7 @@ class Observed:
     sampler_id: str
     kl_nats: float
     """KL(behaviour || learner), mean over its tokens."""
-    ages: tuple[tuple[int, float], ...]
+    ages: tuple[tuple[float, float], ...]
     """Staleness in versions and the share of the group's tokens that have it; shares add up to 1."""
     said_by: str = ""
     """The contributor that measured it; empty: this learner did."""
@@ -151,7 +151,7 @@ class DivergencePanel:
         """Return how many of them are next to age 0, where there is no drift."""
         return float(self._groups(sampler_id)[0])
 
-    def drift(self, age_versions: int) -> Estimate:
+    def drift(self, age_versions: float) -> Estimate:
         """Return what the policy's age alone makes of the divergence."""
         basis = mean_basis(((age_versions, 1.0),))[1:]
         variance = float(basis @ self._inverse @ basis)
@@ -258,7 +258,7 @@ def _fitted(gram: Vector, moment: Vector) -> tuple[Vector, Vector]:
     return inverse, curve
 
 
-def mean_basis(ages: Sequence[tuple[int, float]]) -> Vector:
+def mean_basis(ages: Sequence[tuple[float, float]]) -> Vector:
     """Return the share of each knot in the drift of tokens of some ages."""
     mean = _zeros(len(KNOTS))
     for age_versions, share in ages:

@@ -86,7 +86,7 @@ def versions_of_tokens(group: RolloutGroup) -> NDArray[np.int64]:
     return np.concatenate(versions).astype(np.int64)
 
 
-def token_ages(group: RolloutGroup, *, version: int) -> tuple[tuple[int, float], ...]:
+def token_ages(group: RolloutGroup, *, version: float) -> tuple[tuple[float, float], ...]:
     """Return each staleness that drawn tokens of a group have at ``version``, and their share.
 
     A completion that was sampled while versions were swapped has tokens of several.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from learner.intake.divergence_panel import Observed
 from learner.journal.progress import Entry, NewsEntry, StepEntry
 from learner.merging.handed_in import HandedIn, merged_numbers
+from learner.merging.merge_settings import MergeSettings
 from learner.objective.entropy_switch import EntropySwitch
 from learner.step.step_inputs import token_ages
 from learner.step.train_step import StepOutcome
@@ -59,7 +60,7 @@ def entry_of(
 
 
 def observed_of(
-    batch: Sequence[RolloutGroup], kl_nats: Sequence[float], *, version: int
+    batch: Sequence[RolloutGroup], kl_nats: Sequence[float], *, version: float
 ) -> tuple[Observed, ...]:
     """Return the divergence of each group of a batch from ``version``, given that of its tokens."""
     return tuple(
@@ -100,22 +101,34 @@ def trained_of(batch: Sequence[RolloutGroup], *, version: int) -> tuple[TrainedG
 
 
 def merged_outcome(
-    handed_in: Sequence[HandedIn], groups: Mapping[str, RolloutGroup], *, version: int
+    handed_in: Sequence[HandedIn],
+    groups: Mapping[str, RolloutGroup],
+    *,
+    version: int,
+    settings: MergeSettings,
 ) -> tuple[list[RolloutGroup], StepOutcome, tuple[Observed, ...]]:
     """Return the groups of contributions' steps, these steps as one, and the divergences that they report.
+
+    A contributor that has taken s of H steps is s / H of a version further, and one that keeps steps which
+    travel (eager) is further by all of them: groups are so much older to it.
 
     Args:
         groups: all of them, by id.
         version: of the learner before the merge.
+        settings: by which the steps were taken.
     """
-    steps = [(one.contributor, step) for one in handed_in for step in one.report.steps]
-    batch = [groups[group.group_id] for _, step in steps for group in step.groups]
-    said_by = [(name, nats) for name, step in steps for nats in step.kl_nats_of_groups]
-    numbers = merged_numbers([step for _, step in steps], BatchFigures.of(batch, version=version))
-    kl_nats = tuple(nats for _, nats in said_by)
-    observed = observed_of(batch, kl_nats, version=version)
-    return (
-        batch,
-        StepOutcome(is_finite=True, loss=0.0, kl_nats_of_groups=kl_nats, numbers=numbers),
-        tuple(replace(one, said_by=name) for one, (name, _) in zip(observed, said_by, strict=True)),
-    )
+    batch: list[RolloutGroup] = []
+    observed: list[Observed] = []
+    for one in handed_in:
+        begins = one.contribution.base_version + (settings.overlap == "eager")
+        for number, step in enumerate(one.report.steps):
+            trained = [groups[group.group_id] for group in step.groups]
+            at = begins + number / settings.local_steps
+            found = observed_of(trained, step.kl_nats_of_groups, version=at)
+            observed += (replace(each, said_by=one.contributor) for each in found)
+            batch += trained
+    steps = [step for one in handed_in for step in one.report.steps]
+    numbers = merged_numbers(steps, BatchFigures.of(batch, version=version))
+    kl_nats = tuple(one.kl_nats for one in observed)
+    outcome = StepOutcome(is_finite=True, loss=0.0, kl_nats_of_groups=kl_nats, numbers=numbers)
+    return batch, outcome, tuple(observed)

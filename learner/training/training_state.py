@@ -181,9 +181,11 @@ class TrainingState:
             ValueError: a payload is broken; nothing has changed.
         """
         started_s, self._masters_wait_s = self._clock.monotonic(), 0.0
-        batch, outcome, observed = merged_outcome(handed_in, groups, version=self.version)
         assert self.config.merge is not None
         configured, rates = self.config.merge.of_merge, self.progress.outer_rates
+        batch, outcome, observed = merged_outcome(
+            handed_in, groups, version=self.version, settings=configured
+        )
         inputs = MergeInputs(handed_in, rates.of(configured), is_shown=True)
         self._recorded_settings = self._recorded_settings | {"merge": inputs.settings.model_dump()}
         self.merged = self.trainer.merge(inputs)

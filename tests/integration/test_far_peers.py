@@ -39,12 +39,11 @@ async def far_line(hub: PolicyHub) -> AsyncIterator[str]:
     """Run a line of its own to the hub, and return the address at its far end."""
     host, port = hub.serving.address.rsplit(":", 1)
     emulator = LinkEmulator(
-        target=(host, int(port)),
         profile=LinkProfile(delay_s=DELAY_S),
         clock=SystemClock(),
         random_source=random.Random(0),
     )
-    async with await emulator.listen("127.0.0.1", 0) as server:
+    async with await emulator.listen("127.0.0.1", 0, target=(host, int(port))) as server:
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         server.close()
         await emulator.cut()

@@ -111,9 +111,10 @@ class _State:
         self, handed_in: Sequence[HandedIn], groups: Mapping[str, RolloutGroup], **_: object
     ) -> _Merge:
         assert self.config.merge is not None
-        batch, outcome, _observed = merged_outcome(handed_in, groups, version=self.version)
+        settings = self.config.merge.of_merge
+        batch, outcome, _observed = merged_outcome(handed_in, groups, version=self.version, settings=settings)
         assert outcome.is_applied
-        inputs = MergeInputs(handed_in, self.config.merge.of_merge)
+        inputs = MergeInputs(handed_in, settings)
         changes = merged_changes(inputs, SHAPES, words_before=None)  # type: ignore[arg-type]
         assert all(bool(change.isfinite().all()) for change in changes.values())
         return _Merge(SimpleNamespace(groups=batch), tuple(handed_in))

@@ -9,7 +9,7 @@ import torch
 from bench.learners import quick_cells
 from bench.learners_lab.arms import ONE_LEARNER, TASKS, Arm, Cell, Outcome, TaskPlan, arms
 from bench.learners_lab.exchange import Exchange
-from bench.learners_lab.report import rounds_s, write_report
+from bench.learners_lab.report import write_report
 from bench.learners_lab.simulation import MergedRun, simulate
 from bench.staleness_lab import cells as staleness
 from bench.staleness_lab.batched import Shapes
@@ -114,12 +114,6 @@ def test_all_arms_consume_all_groups_in_whole_rounds() -> None:
 def test_names_of_arms_are_apart() -> None:
     keys = [cell.key for cell in quick_cells()]
     assert len(set(keys)) == len(keys)
-
-
-def test_rounds_that_overlap_take_the_longer_of_steps_and_exchange() -> None:
-    assert rounds_s(90, 3, 2, overlaps=False) == 5 * 90 == 450
-    assert rounds_s(90, 3, 2, overlaps=True) == 3 * 90 + 2 == 272
-    assert rounds_s(90, 2, 3, overlaps=True) == 3 * 90 + 2
 
 
 def test_a_report_has_every_arm_that_ran(tmp_path: Path) -> None:

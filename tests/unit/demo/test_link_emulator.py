@@ -61,13 +61,9 @@ def test_pieces_never_overtake_each_other_nor_heartbeat_the_delay_or_the_rate(
 async def _link(profile: LinkProfile, handler: Handler) -> AsyncIterator[tuple[LinkEmulator, int]]:
     """Return a running emulator and its port, in front of a server that treats connections by ``handler``."""
     async with await asyncio.start_server(handler, "127.0.0.1", 0) as target:
-        emulator = LinkEmulator(
-            target=target.sockets[0].getsockname()[:2],
-            profile=profile,
-            clock=SystemClock(),
-            random_source=random.Random(0),
-        )
-        async with await emulator.listen("127.0.0.1", 0) as server:
+        emulator = LinkEmulator(profile=profile, clock=SystemClock(), random_source=random.Random(0))
+        address = target.sockets[0].getsockname()[:2]
+        async with await emulator.listen("127.0.0.1", 0, target=address) as server:
             try:
                 yield emulator, server.sockets[0].getsockname()[1]
             finally:
@@ -128,6 +124,25 @@ async def test_a_transfer_is_held_to_the_rate() -> None:
         assert time.monotonic() - started_s >= 0.37
 
 
+def test_more_is_in_flight_on_a_link_that_holds_more() -> None:
+    assert LinkProfile(delay_s=0.01, rate_bytes_per_s=1e6).window_bytes == IN_FLIGHT_BYTES
+    assert LinkProfile(delay_s=0.075, rate_bytes_per_s=12.5e6).window_bytes == 1_875_000
+
+
+async def test_two_targets_share_one_link_which_counts_their_bytes() -> None:
+    async with (
+        asyncio.timeout(30),
+        _link(LinkProfile(), _echo) as (emulator, first),
+        await asyncio.start_server(_echo, "127.0.0.1", 0) as other,
+        await emulator.listen("127.0.0.1", 0, target=other.sockets[0].getsockname()[:2]) as server,
+        _connection(first) as ends,
+        _connection(server.sockets[0].getsockname()[1]) as others,
+    ):
+        assert await _is_up(*ends)
+        assert await _is_up(*others)
+        assert (emulator.up.carried_bytes, emulator.down.carried_bytes) == (2, 2)
+
+
 async def test_a_receiver_that_does_not_read_stops_the_sender() -> None:
     profile = LinkProfile(delay_s=30.0)
     async with asyncio.timeout(30), _link(profile, _echo) as (_, port), _connection(port) as (_, writer):
@@ -151,15 +166,10 @@ async def test_a_cut_breaks_connections_and_leaves_room_for_new_ones() -> None:
 async def test_a_connection_to_an_absent_target_is_closed_at_once() -> None:
     async with asyncio.timeout(30), _link(LinkProfile(), _echo) as (_, spare_port):
         pass
-    emulator = LinkEmulator(
-        target=("127.0.0.1", spare_port),
-        profile=LinkProfile(),
-        clock=SystemClock(),
-        random_source=random.Random(0),
-    )
+    emulator = LinkEmulator(profile=LinkProfile(), clock=SystemClock(), random_source=random.Random(0))
     async with (
         asyncio.timeout(30),
-        await emulator.listen("127.0.0.1", 0) as server,
+        await emulator.listen("127.0.0.1", 0, target=("127.0.0.1", spare_port)) as server,
         _connection(server.sockets[0].getsockname()[1]) as ends,
     ):
         assert not await _is_up(*ends)

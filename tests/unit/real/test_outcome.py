@@ -8,6 +8,7 @@ from rich.console import Console
 
 from deploy.real.outcome import ExportedModel, Outcome, render, to_document
 from deploy.real.real_plan import Plan
+from deploy.runs.contributions import Contributions
 from node.values.evaluation import Evaluation
 from support.demo_records import ledger_of, make_steps
 
@@ -21,6 +22,8 @@ PLAN = Plan(
 )
 READERS = ("transformers", "torch-engine", "vllm")
 EXPORT = ExportedModel(30, "ab", {name: ["7", "12"] for name in READERS})
+
+IDLE = Contributions(first_step_at_s=0.0, steps=4, payload_bytes=10, rounds=())
 
 
 def _evaluation(version: int, reward: float) -> Evaluation:
@@ -63,6 +66,7 @@ def test_a_run_whose_reward_rose_and_whose_export_agrees_keeps_every_promise() -
             "on held-out",
         ),
         (replace(_outcome(), evaluations=[]), "on held-out"),
+        (replace(_outcome(), contributions={"contributor-1": IDLE}), "every contributor's steps"),
         (replace(_outcome(), plan=replace(PLAN, engines=("torch",) * 3)), "every sampler's groups"),
         (
             replace(_outcome(), ledger=replace(_outcome().ledger, roots={30: "cd"})),
