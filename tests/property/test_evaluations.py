@@ -44,7 +44,7 @@ BOUNDS = Bounds(
     concurrency_groups=9, buffer_groups=9, batch_groups=2, max_staleness_versions=2, buffer_bytes=1 << 20
 )
 SEEDS = 8
-ACTIONS = 300
+ACTIONS = 400
 
 
 class RestartedDesk(Desk):
