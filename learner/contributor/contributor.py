@@ -163,10 +163,11 @@ class Contributor:
     async def _work(self, stopping: asyncio.Event) -> None:
         while True:
             self._changed.clear()
+            self._state.available(await asyncio.to_thread(self._words.newest))
             if (terms := self._state.terms) is not None and terms != self._terms:
                 await asyncio.to_thread(self._trainer.take, terms)
                 self._terms = terms
-            self._state.available(await asyncio.to_thread(self._words.newest))
+                continue  # the next move goes by the terms that the trainer has
             self._metrics.held_groups.set(self._state.held_groups)
             match self._state.next_move(is_stopping=stopping.is_set()):
                 case Train(batch):
