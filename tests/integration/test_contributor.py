@@ -1,6 +1,7 @@
 """A contributor with its trainer, over mTLS, at a learner whose merges the test decides."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -12,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.contributor.contributor_state import GROUPS, MERGED
+from learner.contributor.contributor_state import GROUPS, MERGED, ContributorState
+from learner.contributor.held_words import HeldWords
 from learner.contributor.local_trainer import SCHEDULE_ENDED
 from learner.merging.contribution import ContributionReport
 from learner.merging.merge_settings import MergeSettings
@@ -21,6 +23,7 @@ from learner.step.step_inputs import StepInputs
 from learner.step.trainer import Trainer
 from learner.step_settings import StepSettings
 from node.errors import Reason, RefusedError, StartupError
+from node.values.contribution import MergeTerms
 from node.values.groups.rollout import RolloutGroup
 from node.wire.rollouts import group_from_wire, group_to_wire
 from support.groups import make_group
@@ -218,6 +221,27 @@ async def test_a_version_of_others_is_taken_over_before_the_first_step(start: St
         await until(lambda: running.version == 1)
         for name, one in running.learner.masters.items():
             assert torch.equal(running.masters[name], one.bfloat16().float())
+
+
+async def test_terms_that_come_while_versions_are_looked_up_are_the_trainers_before_it_moves(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, newest, hear = threading.Event(), HeldWords.newest, ContributorState.told
+
+    def looks_up(words: HeldWords) -> int:
+        assert told.wait(10)
+        return newest(words)
+
+    def hears(state: ContributorState, terms: MergeTerms) -> None:
+        hear(state, terms)
+        told.set()
+
+    monkeypatch.setattr(HeldWords, "newest", looks_up)
+    monkeypatch.setattr(ContributorState, "told", hears)
+    async with start() as running:
+        running.learner.make_version()
+        await until(lambda: running.version == 1 or running.task.done())
+        assert not running.task.done()
 
 
 async def test_a_stop_hands_in_what_is_trained_and_gives_the_rest_back(start: Start) -> None:
