@@ -29,7 +29,7 @@ def _reward_rose(steps: Sequence[Step]) -> Check:
     return Check(
         "the reward rises",
         first <= REWARD_AT_FIRST and last >= REWARD_AT_LAST,
-        f"{first:.3f} over the first {FIRST_BATCHES} batches (promised: at most {REWARD_AT_FIRST}), "
+        f"{first:.3f} over the first {FIRST_BATCHES} batches (at most {REWARD_AT_FIRST}), "
         f"{last:.3f} over the last {LAST_BATCHES} (at least {REWARD_AT_LAST})",
     )
 

@@ -146,11 +146,15 @@ class ContributorStreams:
         """Send groups to a contributor that is connected."""
         self._streams[name].tell(*groups)
 
+    def take_back(self, name: str, group_ids: Sequence[str]) -> None:
+        """Tell a contributor which groups it no longer has."""
+        self._tell(name, GroupsTaken(tuple(group_ids)))
+
     def refuse(self, name: str, detail: str, *, taken: Sequence[str]) -> None:
         """Tell a contributor that its contribution is not merged, and which groups it no longer has."""
         number = self.pending.pop(name).number
         if taken:
-            self._tell(name, GroupsTaken(tuple(taken)))
+            self.take_back(name, taken)
         self._tell(name, ContributionAnswer(number, detail=detail[:200]))
 
     def answer(self, name: str, merged: Contributed) -> None:

@@ -13,7 +13,7 @@ theirs.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from node.errors import Reason, RefusedError
@@ -197,6 +197,15 @@ class Deals:
             return "it names a group twice"
         foreign = set(group_ids).difference(self.held_by(name))
         return f"it names {len(foreign)} groups that {name} does not hold" if foreign else ""
+
+    def passed_over(self, name: str, group_ids: Collection[str]) -> list[str]:
+        """Return the groups that a contributor does not have, as these show, which it is handing in.
+
+        It trains on groups in the order in which they were dealt, or in which it said that it has them.
+        """
+        own = [one for one in self._ids_of(name) if not self._dealt[one].is_handed_in]
+        last = max((number for number, one in enumerate(own) if one in group_ids), default=0)
+        return [one for one in own[:last] if one not in group_ids]
 
     def hand_in(self, name: str, group_ids: Sequence[str]) -> dict[str, RolloutGroup]:
         """Note that a contribution to which there is no objection has come; return its groups."""

@@ -176,6 +176,9 @@ class MergeTaker:
             # Its sender does not say what is so: it loses all that it holds.
             self._refuse(one, why, outcome="groups", others=self._deals.held_by(name))
             return
+        if passed_over := self._deals.passed_over(name, frozenset(one.group_ids)):
+            self._buffer.put_back(self._deals.give_back(name, passed_over))
+            self._streams.take_back(name, passed_over)
         groups = self._deals.hand_in(name, one.group_ids)
         one = self._handed_in[name] = one.counted(groups)
         try:

@@ -71,6 +71,12 @@ def test_two_groups_of_a_slot_with_two_contributors_are_not_both_merged() -> Non
     assert not outcome.violations, told(outcome)
 
 
+def test_groups_that_a_contributor_claims_and_does_not_have_come_to_others() -> None:
+    """Found by the simulator: they waited for ever, since it went on to train on those dealt after them."""
+    outcome = simulate(draw_plan(30158))
+    assert not outcome.violations, told(outcome)
+
+
 def test_plans_draw_every_kind_of_fault() -> None:
     drawn = {fault.kind for seed in range(200) for fault in draw_plan(seed).faults}
     assert drawn == set(FaultKind)

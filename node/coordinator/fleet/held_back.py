@@ -24,8 +24,8 @@ def _setting(key: str, remedy: str) -> Cause:
 
 LEARNER: Final = Cause(
     BoundBy.LEARNER,
-    "Give it more compute, or raise coordinator.batch_groups, so that each step takes in more; with fewer "
-    "samplers the run would be as fast.",
+    "Give it more compute, or raise coordinator.batch_groups, so that each step takes in more; the run would "
+    "be just as fast with fewer samplers.",
 )
 CONTRIBUTORS: Final = Cause(BoundBy.CONTRIBUTORS, "Add contributors, or give them faster devices.")
 EXCHANGE: Final = Cause(

@@ -21,7 +21,7 @@ from node.values.run import Headline, Wait
 WAITS_SHOWN: Final = 3
 """Kinds of waits of samplers or contributors in a chain, those of most peers first."""
 
-UNNAMED: Final = "nothing that it names"
+UNNAMED: Final = "nothing that it reports"
 
 _GENERATES: Final = "It generates. If that lasts, `heterorl-node try` there shows its speed."
 _TRAINS: Final = (
@@ -54,7 +54,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     # contributors
     "learner that merges": "It does not reach the learner, see contributor.learner and its log.",
     "groups dealt": "The learner has admitted none that others do not hold: samplers are the slower part.",
-    "merged version": "The learner waits for the other contributors, or its version is on its way.",
+    "merged version": "The learner waits for the other contributors, or the merged version is on its way.",
     # samplers
     "graders": "Groups wait for their grades: raise sampler.grader_processes, or make the grader faster.",
     "groups at once": f"Its engine has room for more than sampler.concurrency_groups there. {_PACE}",

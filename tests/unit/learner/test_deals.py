@@ -216,6 +216,20 @@ def test_after_a_restart_groups_are_found_with_those_that_say_they_hold_them(say
     assert not deals.awaits("a", ["1.1"])
 
 
+def test_a_group_that_its_contributor_passes_over_is_not_there() -> None:
+    """It was claimed by one that does not have it, and would wait for as long as that one is connected."""
+    deals = Deals(replace(RULES, restart_wait_s=10.0), now=0.0)
+    deals.connect("a", "s", ["1.1", "2.1", "3.1", "4.1"], was_trained=nobodys, now=1.0)
+    for name in ("2.1", "3.1", "4.1"):
+        deals.found(make_group(name))
+    assert deals.passed_over("a", {"2.1", "3.1"}) == ["1.1"]
+    assert not deals.passed_over("b", {"2.1"})
+    deals.hand_in("a", ["2.1", "3.1"])
+    deals.give_back("a", ["1.1"])
+    assert not deals.passed_over("a", {"4.1"})
+    assert not deals.passed_over("a", ())
+
+
 @pytest.mark.parametrize(
     ("quorum", "staleness", "groups"), [(1.0, 0, 12), (1.0, 8, 12), (0.5, 8, 8), (0.1, 8, 4), (0.1, 0, 12)]
 )
