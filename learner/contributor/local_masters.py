@@ -131,6 +131,8 @@ class LocalMasters:
                 if part is not None:
                     self._rebase(span.name, part, overlap=overlap, is_refused=is_refused)
         self._sent, self.are_sent = {}, False
+        if is_refused:
+            self._left_over.clear()  # it is of the steps that are undone
 
     def _rebase(self, name: str, words: Tensor, *, overlap: Overlap, is_refused: bool) -> None:
         for start in range(0, words.numel(), _ENTRIES):

@@ -40,7 +40,7 @@ class _Method:
 
     def due(self, version: int) -> tuple[str, ...]:
         """Return the names of the tensors that a change measured from ``version`` has."""
-        return self.fragments.names[self.fragments.due(version)]
+        return self.fragments.due_names(version)
 
 
 @dataclass(slots=True)

@@ -48,7 +48,10 @@ class ContributionReport:
     @classmethod
     def of_json(cls, text: bytes) -> "ContributionReport":
         """Read a report. Raises ValueError: it is none."""
-        return _REPORT.validate_python(json.loads(text))  # json's own reader: numbers may be NaN
+        try:
+            return _REPORT.validate_python(json.loads(text))  # json's own reader: numbers may be NaN
+        except RecursionError as error:
+            raise ValueError("a report is nested too deeply") from error
 
 
 @dataclass(frozen=True, slots=True)

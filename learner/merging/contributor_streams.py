@@ -9,7 +9,7 @@ What becomes of groups and rounds is ``deals``' and ``rounds``' to say. Used on 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from learner.merging.contribution import Contributed
+from learner.merging.contribution import Contributed, ContributionReport
 from learner.merging.deals import Deals
 from learner.merging.merge_metrics import MergeMetrics
 from node.errors import Reason, RefusedError
@@ -126,6 +126,9 @@ class ContributorStreams:
             if merged is None or (merged.number, merged.digest) != (head.number, head.digest.hex()):
                 return True
             self._tell(name, _answer_of(merged))
+            # Those that taught nothing may not have been told of before the learner was killed.
+            group_ids = (one.group_id for one in ContributionReport.of_json(head.report).groups)
+            self.returned += self._deals.give_back(name, group_ids)
         elif pending.number != head.number:  # of the process before this one
             raise RefusedError(
                 Reason.BUSY,

@@ -66,6 +66,11 @@ class DealRules:
         return self.batch_groups * self.local_steps
 
     @property
+    def most_held_groups(self) -> int:
+        """Groups that a contributor has at most: on their way, trained on, the next batch, and one more."""
+        return min(self.capacity_groups, 2 * (self.hand_groups + self.batch_groups))
+
+    @property
     def most_contributors(self) -> int:
         """As many as can all hold the groups of a contribution."""
         return self.capacity_groups // self.hand_groups
@@ -133,7 +138,7 @@ class Deals:
         said = dict.fromkeys(held_ids)
         unsaid = [one for one in self.held_by(name) if one not in said]
         back = self._popped([*unsaid, *(one for one in self._ids_of(name) if self.is_claimed(one))])
-        room = self._rules.capacity_groups - len(self._ids_of(name)) if now < self._deals_from_s else 0
+        room = self._rules.most_held_groups - len(self._ids_of(name)) if now < self._deals_from_s else 0
         taken = []
         for group_id in said:
             known = self._dealt.get(group_id)
@@ -163,7 +168,8 @@ class Deals:
     def asking(self, *, now: float) -> frozenset[str]:
         """Return the contributors that have room, and a share left, for a batch."""
         rules, counts = self._rules, self._counts()
-        share = max(rules.hand_groups, rules.capacity_groups // max(1, len(self._hands)))
+        within_bound = (rules.max_staleness_versions + 1) * self.version_groups
+        share = max(rules.hand_groups, min(rules.capacity_groups, within_bound) // max(1, len(self._hands)))
         return frozenset(
             name
             for name, hand in self._hands.items()

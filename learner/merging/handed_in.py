@@ -16,6 +16,21 @@ from learner.step_numbers import BatchFigures, StepNumbers
 from node.values.contribution import Contribution
 from node.values.groups.rollout import EncodedGroup, RolloutGroup
 
+MOST_POSITIONS: Final = 1 << 40
+"""More than any step reads."""
+
+_ROUNDING: Final = 1e-3
+
+_MEANS: Final = (
+    "gradient_norm",
+    "learning_rate",
+    "kl_nats",
+    "reference_kl_nats",
+    "surprisal_nats",
+    "clip_fraction",
+    "truncated_fraction",
+)
+
 _COUNTS: Final = frozenset({"teaching_groups", "tokens", "clamped_tokens", "read_tokens", "distinct_tokens"})
 
 
@@ -96,10 +111,16 @@ def report_objection(one: HandedIn, groups: Mapping[str, RolloutGroup], *, versi
                 f"a step on {numbers.tokens} tokens of {drawn}, which {numbers.teaching_groups} of "
                 f"{len(step.groups)} groups taught"
             )
-        if not all(
-            map(math.isfinite, (*kl_nats, numbers.gradient_norm, numbers.kl_nats, numbers.surprisal_nats))
-        ):
+        if not 0 <= numbers.clamped_tokens <= drawn:
+            return f"a step that clamped {numbers.clamped_tokens} tokens of {drawn}"
+        positions = (numbers.read_tokens, numbers.distinct_tokens)
+        if not all(one is None or 0 <= one <= MOST_POSITIONS for one in positions):
+            return f"a step that read more than {MOST_POSITIONS} positions, or fewer than none"
+        told = [getattr(numbers, name) for name in _MEANS]
+        if not all(one is None or math.isfinite(one) for one in (*told, *kl_nats)):
             return "a step whose numbers are not finite"
+        if not (math.isnan(numbers.ess_ratio) or 0 <= numbers.ess_ratio <= 1 + _ROUNDING):
+            return f"a step whose effective sample size is {numbers.ess_ratio:g} of its size"
     return ""
 
 

@@ -5,7 +5,7 @@ forgets it at a rollback needs to know no more of it.
 """
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
@@ -157,11 +157,28 @@ def cosines_with(
 
 
 def norm_of_change(
-    payload: bytes, settings: MergeSettings, shapes: Shapes, *, words_before: WordsBefore
+    payload: bytes,
+    settings: MergeSettings,
+    masters: Mapping[str, Tensor],
+    *,
+    due: Collection[str],
+    words_before: WordsBefore,
 ) -> float:
-    """Return the Euclidean norm of a change. Raises ValueError: it is broken or not finite."""
-    tensors = decode_tensors(payload, settings, shapes, words_before=words_before)
-    squares = sum(float(change.square().sum()) for _, change in tensors)
-    if not squares < float("inf"):
-        raise ValueError("the norm of the change is not finite")
+    """Return the Euclidean norm of a change.
+
+    Args:
+        due: names of the tensors that may be changed.
+    Raises:
+        ValueError: it is broken or not finite, has other tensors, or is larger than the ``masters`` that it
+            changes, so that it cannot be what steps have made of them.
+    """
+    shapes = {name: one.shape for name, one in masters.items()}
+    squares = of_masters = 0.0
+    for name, change in decode_tensors(payload, settings, shapes, words_before=words_before):
+        if name not in due:
+            raise ValueError(f"it changes {name}, whose turn it is not")
+        squares += float(change.square().sum())
+        of_masters += float(masters[name].detach().double().square().sum())
+    if not squares <= of_masters:
+        raise ValueError(f"its norm is {squares**0.5:.3g}, that of the masters {of_masters**0.5:.3g}")
     return float(squares**0.5)

@@ -17,6 +17,7 @@ from learner.intake.batch_buffer import BatchBuffer
 from learner.merging.changes.coder import change_limit_bytes
 from learner.merging.contributor_streams import ContributorStreams
 from learner.merging.deals import DealRules, Deals
+from learner.merging.formulas.fragments import Fragments
 from learner.merging.handed_in import HandedIn, report_objection
 from learner.merging.outer_optimizer import norm_of_change
 from learner.merging.rounds import Added, Awaited, Rounds, Unfit
@@ -92,7 +93,8 @@ class MergeTaker:
         self._awaited = Awaited()
         shapes = {name: one.shape for name, one in state.policy.parameters.items()}
         self._show_rates()
-        self._norm_of = partial(norm_of_change, settings=self._settings, shapes=shapes)
+        sizes = {name: one.numel() for name, one in state.policy.parameters.items()}
+        self._fragments = Fragments.of(sizes, count=self._settings.fragments)
         self._handed_in: dict[str, HandedIn] = {}
         """By contributor: read, and without an answer."""
         self._streams = servicer.desk = ContributorStreams(
@@ -193,16 +195,25 @@ class MergeTaker:
         """Return the norm of a change. Raises ValueError: the report is untrue, or the change broken."""
         if why := report_objection(one, groups, version=self._state.version):
             raise ValueError(why)
-        payload = one.contribution.payload
-        return self._norm_of(payload, words_before=self._state.trainer.words_before) if payload else 0.0
+        if not (payload := one.contribution.payload):
+            return 0.0
+        return norm_of_change(
+            payload,
+            self._settings,
+            self._state.policy.parameters,
+            due=self._fragments.due_names(one.contribution.base_version),
+            words_before=self._state.trainer.words_before,
+        )
 
     def _unfit(self) -> dict[str, Unfit]:
         """Return the contributions that can no longer be merged, and why."""
         unfit = self._rounds.refusals(version=self._state.version)
+        oldest = self._state.progress.oldest_usable_version
         for name, one in self._handed_in.items():
-            if one.contribution.base_version < self._state.progress.oldest_usable_version:
-                why = f"its steps began from version {one.contribution.base_version}, which was rolled back"
-                unfit[name] = Unfit("late", why)
+            groups = self._deals.handed_in(name).values()
+            drawn_from = min((group.oldest_version for group in groups), default=oldest)
+            if min(one.contribution.base_version, drawn_from) < oldest:
+                unfit[name] = Unfit("late", f"steps or groups of it are of before the rollback to {oldest}")
         return self._doubled() | unfit
 
     def _doubled(self) -> dict[str, Unfit]:
@@ -214,6 +225,8 @@ class MergeTaker:
         unfit: dict[str, Unfit] = {}
         slots: set[str] = set()
         for name, one in sorted(self._handed_in.items()):
+            if name not in self._rounds:  # it only says that it has these groups
+                continue
             own = [group_id.partition(".")[0] for group_id in one.group_ids]
             is_trained = any(group_id in self._state.trained_slots for group_id in one.group_ids)
             if is_trained or len(set(own)) < len(own) or not slots.isdisjoint(own):

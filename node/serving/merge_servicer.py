@@ -25,6 +25,10 @@ HELD_IDS: Final = 65_536
 Requests = AsyncIterator[merge_pb2.ContributeRequest]
 
 
+MOST_UNTOLD: Final = 1 << 16
+"""Messages that wait for a contributor: groups within its credits, and answers."""
+
+
 class ContributorStream:
     """Messages to one contributor, until its stream ends."""
 
@@ -36,9 +40,11 @@ class ContributorStream:
         self.is_ended = False
 
     def tell(self, *told: ToContributor) -> None:
-        """Send messages after those before."""
+        """Send messages after those before; ends the stream of one that does not read them."""
         self._untold += told
         self._changed.set()
+        if len(self._untold) > MOST_UNTOLD:
+            self.end(RefusedError(Reason.OVER_LIMIT, f"{MOST_UNTOLD} messages were not read"))
 
     def end(self, refusal: RefusedError | None = None) -> None:
         """End the stream, with a refusal if there is one."""

@@ -49,3 +49,7 @@ class Fragments:
     def due(self, merge_round: int) -> int:
         """Return which fragment a round merges; rounds count from 0."""
         return merge_round % len(self.names)
+
+    def due_names(self, version: int) -> tuple[str, ...]:
+        """Return the tensors that a change measured from a version has."""
+        return self.names[self.due(version)]

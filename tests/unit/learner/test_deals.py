@@ -216,6 +216,21 @@ def test_after_a_restart_groups_are_found_with_those_that_say_they_hold_them(say
     assert not deals.awaits("a", ["1.1"])
 
 
+def test_nobody_claims_more_than_a_contributor_can_have() -> None:
+    deals = Deals(replace(RULES, capacity_groups=100, restart_wait_s=10.0), now=0.0)
+    most = 2 * (BATCH * STEPS + BATCH)
+    taken, _ = deals.connect("a", "s", [f"{n}.1" for n in range(50)], was_trained=nobodys, now=1.0)
+    assert len(taken) == 50 - most
+    assert not deals.connect("b", "t", ["40.1"], was_trained=nobodys, now=1.0)[0]
+
+
+def test_where_nothing_may_be_stale_each_has_a_contributions_groups_and_no_more() -> None:
+    """Else who is first has a batch ahead, and another lacks it for good."""
+    deals = Deals(replace(RULES, capacity_groups=100, max_staleness_versions=0), now=0.0)
+    connected(deals, "a", "b")
+    assert dealt(deals, 100) == ["a", "b"] * STEPS
+
+
 def test_a_group_that_its_contributor_passes_over_is_not_there() -> None:
     """It was claimed by one that does not have it, and would wait for as long as that one is connected."""
     deals = Deals(replace(RULES, restart_wait_s=10.0), now=0.0)
