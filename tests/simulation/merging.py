@@ -91,7 +91,9 @@ class _State:
 
     def __init__(self, plan: Plan, account: Account, merged: Mapping[str, Contributed]) -> None:
         self.config = learner_config(plan)
-        self.policy = SimpleNamespace(parameters={name: torch.zeros(size) for name, size in SHAPES.items()})
+        self.policy = SimpleNamespace(
+            parameters={name: torch.full(size, 10.0) for name, size in SHAPES.items()}
+        )
         self.progress = SimpleNamespace(
             contributed=tuple(merged.values()), oldest_usable_version=0, outer_rates=OuterRates()
         )
