@@ -139,9 +139,9 @@ class ContributorState:
         return self._credit_outstanding > 0 or group_id in self.held_group_ids
 
     def delivered(self, group: EncodedGroup) -> None:
-        """Note a group that was dealt to this contributor."""
-        self._credit_outstanding = max(0, self._credit_outstanding - 1)
+        """Note a group that was dealt to this contributor; one that is known may come again."""
         if group.group_id not in self.held_group_ids:
+            self._credit_outstanding = max(0, self._credit_outstanding - 1)
             self._held[group.group_id] = group
 
     def taken(self, group_ids: Iterable[str]) -> None:

@@ -146,8 +146,9 @@ class ContributorStreams:
         self._changed()
 
     def deal(self, name: str, groups: Iterable[ToContributor]) -> None:
-        """Send groups to a contributor that is connected."""
-        self._streams[name].tell(*groups)
+        """Send groups to a contributor, if it is connected."""
+        if (stream := self._streams.get(name)) is not None:
+            stream.tell(*groups)
 
     def take_back(self, name: str, group_ids: Sequence[str]) -> None:
         """Tell a contributor which groups it no longer has."""

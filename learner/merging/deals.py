@@ -28,6 +28,8 @@ class _Hand:
     """None: it is not connected."""
     gone_since_s: float = 0.0
     credits: int = 0
+    newest_deal: int = 0
+    """The number of its newest batch among all that were dealt; 0: it has had none."""
 
 
 @dataclass(slots=True)
@@ -83,6 +85,8 @@ class Deals:
         """Begin at the learner's start, at which nobody is known to hold anything."""
         self._rules = rules
         self._hands: dict[str, _Hand] = {}
+        self._batches = 0
+        """Dealt so far."""
         self._dealt: dict[str, _Dealt] = {}
         """By group id."""
         self._deals_from_s = now + rules.restart_wait_s
@@ -134,7 +138,8 @@ class Deals:
                 f"in learner.buffer_groups = {self._rules.capacity_groups}",
                 fix="raise learner.buffer_groups",
             )
-        self._hands[name] = _Hand(stream)
+        before = self._hands.get(name, _Hand())
+        self._hands[name] = _Hand(stream, newest_deal=before.newest_deal)
         said = dict.fromkeys(held_ids)
         unsaid = [one for one in self.held_by(name) if one not in said]
         back = self._popped([*unsaid, *(one for one in self._ids_of(name) if self.is_claimed(one))])
@@ -153,7 +158,7 @@ class Deals:
         """Note that a stream has ended; an older one's end means nothing."""
         hand = self._hands.get(name)
         if hand is not None and hand.stream is stream:
-            self._hands[name] = _Hand(gone_since_s=now)
+            self._hands[name] = _Hand(gone_since_s=now, newest_deal=hand.newest_deal)
 
     def credit(self, name: str, groups: int) -> None:
         """Note that a contributor has room for more groups."""
@@ -161,9 +166,12 @@ class Deals:
         hand.credits = min(hand.credits + groups, self._rules.capacity_groups)
 
     def taker(self, *, now: float) -> str | None:
-        """Return who is dealt the next batch: of those that ask for one, who has the fewest groups."""
-        asking, counts = self.asking(now=now), self._counts()
-        return min(asking, key=lambda name: (counts[name], name), default=None)
+        """Return who is dealt the next batch: of those that ask for one, who has been without the longest.
+
+        By the groups that each has, one with a part of a contribution would come after all that have just
+        handed theirs in, each time.
+        """
+        return min(self.asking(now=now), key=lambda name: (self._hands[name].newest_deal, name), default=None)
 
     def asking(self, *, now: float) -> frozenset[str]:
         """Return the contributors that have room, and a share left, for a batch."""
@@ -181,13 +189,15 @@ class Deals:
     def deal(self, name: str, batch: Sequence[RolloutGroup]) -> None:
         """Note that groups go to a contributor."""
         self._dealt |= {group.group_id: _Dealt(name, group) for group in batch}
+        self._batches += 1
         self._hands[name].credits -= len(batch)
+        self._hands[name].newest_deal = self._batches
 
-    def found(self, group: RolloutGroup) -> bool:
-        """Take a group that has come for who claims it; return whether somebody does."""
-        if is_claimed := self.is_claimed(group.group_id):
-            self._dealt[group.group_id].group = group
-        return is_claimed
+    def found(self, group: RolloutGroup) -> str:
+        """Take a group that has come for who claims it; return who that is."""
+        place = self._dealt[group.group_id]
+        place.group = group
+        return place.contributor
 
     def is_claimed(self, group_id: str) -> bool:
         """Whether a group that has not come since the start is somebody's."""

@@ -133,7 +133,8 @@ class MergeTaker:
         returned, self._streams.returned = self._streams.returned, []
         self._buffer.put_back([*returned, *self._deals.expire(now=now)])
         for group in self._buffer.take_if(self._deals.is_claimed):
-            self._deals.found(group)
+            # Sent again: who has it ignores it, and who only claims it has no room for it, and must say so.
+            self._streams.deal(self._deals.found(group), [source_of(group)])
         self._deal()
         await self._look_at_contributions()
         for name, why in self._unfit().items():
