@@ -253,9 +253,9 @@ class _Trainer:
         assert self._terms is not None
         steps, lie = tuple(self._steps), self._draw.randrange(5) if self._contributor.lies else None
         report = ContributionReport(steps, tuple(self._uninformative), tuple(self._not_finite), norm=1.0)
-        self._contributor.witness.handed_in(
-            self._contributor.name, number, tuple(one.group_id for one in report.groups)
-        )
+        # Those that taught nothing are told of after the version, or trained on again.
+        trained_on = tuple(one.group_id for step in steps for one in step.groups)
+        self._contributor.witness.handed_in(self._contributor.name, number, trained_on)
         self._steps, self._uninformative, self._not_finite = [], [], []
         payload, size = b"", 1e9 if lie == 0 else 1.0
         if steps:
