@@ -85,9 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         StartupError: the model's sizes cannot be told.
     """
     shape, device = _shape(arguments.model), DEVICES[arguments.device]
-    on_device, in_host = kept_bytes(_HEAVIEST) if arguments.sites else (0.0, 0.0)
-    if device.compute_bytes == 4:  # its memory is the host's; the words of two versions are in the plan
-        on_device += max(0.0, in_host - 4)
+    on_device, _ = kept_bytes(_HEAVIEST) if arguments.sites else (0.0, 0.0)
     planned = plan_layouts(
         shape,
         device,

@@ -6,7 +6,7 @@ versions later.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 RUNS: Final = 4096
@@ -22,7 +22,7 @@ class TrainedSlots:
         self.runs = tuple(runs)
 
     def __contains__(self, group_id: object) -> bool:
-        slot = _slot_of(group_id)
+        slot = slot_of(group_id)
         if slot is None:
             return False
         place = bisect_right(self.runs, slot, key=_first) - 1
@@ -31,7 +31,7 @@ class TrainedSlots:
     def with_groups(self, group_ids: Iterable[str]) -> "TrainedSlots":
         """Return the set with the slots of these groups; ids that name no slot are ignored."""
         runs = list(self.runs)
-        for slot in map(_slot_of, group_ids):
+        for slot in map(slot_of, group_ids):
             if slot is not None:
                 _add(runs, slot)
         while len(runs) > RUNS:
@@ -56,6 +56,28 @@ def _first(run: tuple[int, int]) -> int:
     return run[0]
 
 
-def _slot_of(group_id: object) -> int | None:
+def doubled(handed_in: Mapping[str, Sequence[str]], trained: TrainedSlots) -> list[str]:
+    """Return the contributors that hand in another group of a slot that is trained on.
+
+    A slot is leased again once the task's options have changed, and a contributor may still have its older
+    group. Of several that are handed in, the first is the one that counts.
+
+    Args:
+        handed_in: ids of groups by contributor.
+    """
+    found: list[str] = []
+    slots: set[int | None] = set()
+    for contributor, group_ids in handed_in.items():
+        own = [slot_of(group_id) for group_id in group_ids]
+        is_trained = any(group_id in trained for group_id in group_ids)
+        if is_trained or len(set(own)) < len(own) or not slots.isdisjoint(own):
+            found.append(contributor)
+        else:
+            slots.update(own)
+    return found
+
+
+def slot_of(group_id: object) -> int | None:
+    """Return the slot that a group's id names; None: it names none."""
     text = str(group_id).partition(".")[0]
     return int(text) if text.isascii() and text.isdecimal() else None

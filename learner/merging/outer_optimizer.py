@@ -28,8 +28,6 @@ class MergeInputs:
     handed_in: Sequence[HandedIn]
     """At least one with a change, in the order of the contributors' names."""
     settings: MergeSettings
-    is_shown: bool = False
-    """Whether cosines are worked out, for which each contribution of several is decoded once more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,11 @@ class Merged:
     contributions: int = 0
     """Contributions with a change."""
     cosines: Mapping[str, float] = field(default_factory=dict)
-    """By contributor; see ``cosines_with``. Empty: there was one alone, or nobody asked."""
+    """By contributor: of its change with the merged one, over the tensors that it has. Empty: it was alone.
+
+    Near 1 between contributions that learn the same, 1/sqrt(n) between n that are at right angles; 0 where
+    one of the two is zero.
+    """
 
     @property
     def numbers(self) -> dict[str, Any]:
@@ -87,73 +89,77 @@ class OuterOptimizer(torch.optim.Optimizer):
             ValueError: a payload is broken; nothing has changed.
         """
         shapes = {name: parameter.shape for name, parameter in self._parameters.items()}
-        self.changes = merged_changes(inputs, shapes, words_before=words_before)
-        norm = sum(float(one.square().sum()) for one in self.changes.values()) ** 0.5
-        contributions = sum(bool(one.contribution.payload) for one in inputs.handed_in)
-        cosines: dict[str, float] = {}
-        if inputs.is_shown and contributions > 1:
-            cosines = cosines_with(self.changes, inputs, shapes, words_before=words_before)
+        merged: dict[str, Tensor] = {}
+        sums = {one.contributor: _Alignment() for one in inputs.handed_in if one.contribution.payload}
+        squares = 0.0
+        for name, whole, parts in merged_tensors(inputs, shapes, words_before=words_before):
+            merged[name], square = whole, float(whole.square().sum())
+            squares += square
+            for contributor, part in parts.items():
+                sums[contributor].add(part, whole, square=square)
+        self.changes = merged
+        cosines = {name: one.cosine for name, one in sums.items()} if len(sums) > 1 else {}
         of_merge = {"lr": inputs.settings.outer_rate, "momentum": inputs.settings.outer_momentum}
         for group in self.param_groups:
             group.update(of_merge)
         self.step()
-        return Merged(norm, contributions, cosines)
+        return Merged(squares**0.5, len(sums), cosines)
 
 
-def merged_changes(inputs: MergeInputs, shapes: Shapes, *, words_before: WordsBefore) -> dict[str, Tensor]:
-    """Return what the contributions that have it make of each tensor's change; float64.
+@dataclass(slots=True)
+class _Alignment:
+    """Sums over the tensors of a contribution's change, for its cosine with the merged one."""
 
-    They are decoded side by side: memory for the result and two tensors of each contribution.
+    product: float = 0.0
+    own: float = 0.0
+    whole: float = 0.0
+
+    def add(self, part: Tensor, whole: Tensor, *, square: float) -> None:
+        self.product += float((part * whole).sum())
+        self.own += float(part.square().sum())
+        self.whole += square
+
+    @property
+    def cosine(self) -> float:
+        both = self.own * self.whole
+        return self.product / both**0.5 if both else 0.0
+
+
+def merged_tensors(
+    inputs: MergeInputs, shapes: Shapes, *, words_before: WordsBefore
+) -> Iterator[tuple[str, Tensor, dict[str, Tensor]]]:
+    """Yield each tensor's name, what contributions make of its change, and their changes; float64.
+
+    They are decoded side by side: memory for two tensors of each contribution.
 
     Raises:
         ValueError: a payload is broken.
     """
     settings = inputs.settings
     weights = weights_of([one.worked for one in inputs.handed_in], settings.weighting)
-    coded = [
-        (one.contribution.payload, weight)
+    weight_of = {
+        one.contributor: weight
         for one, weight in zip(inputs.handed_in, weights, strict=True)
         if one.contribution.payload
-    ]
+    }
     names = sorted(shapes)
     if settings.compression == "word_changes":
         names = [span.name for span in words_before.layout.tensors]
     place = {name: number for number, name in enumerate(names)}
 
-    def decoded(payload: bytes, weight: float) -> Iterator[tuple[str, float, Tensor]]:
+    def decoded(one: HandedIn) -> Iterator[tuple[str, str, Tensor]]:
+        payload = one.contribution.payload
         for name, change in decode_tensors(payload, settings, shapes, words_before=words_before):
-            yield name, weight, change
+            yield name, one.contributor, change
 
-    in_order = heapq.merge(*(decoded(*one) for one in coded), key=lambda one: place[one[0]])
-    merged = {}
-    for name, of_tensor in groupby(in_order, key=itemgetter(0)):
-        changes = [(weight, change) for _, weight, change in of_tensor]
-        if len(changes) < len(coded):  # contributions of other fragments say nothing of it
-            share = sum(weight for weight, _ in changes)
-            changes = [(weight / share, change) for weight, change in changes]
-        merged[name] = combined(changes, settings.combine)
-    return merged
-
-
-def cosines_with(
-    merged: Mapping[str, Tensor], inputs: MergeInputs, shapes: Shapes, *, words_before: WordsBefore
-) -> dict[str, float]:
-    """Return the cosine of each contribution's change with the merged one, over the tensors that it has.
-
-    Between contributions that learn the same it is near 1, and 1/sqrt(n) between n that are at right angles.
-    0 where one of the two is zero. Memory for a tensor.
-    """
-    cosines = {}
-    for one in inputs.handed_in:
-        if not (payload := one.contribution.payload):
-            continue
-        product = own = whole = 0.0
-        for name, change in decode_tensors(payload, inputs.settings, shapes, words_before=words_before):
-            product += float((change * merged[name]).sum())
-            own += float(change.square().sum())
-            whole += float(merged[name].square().sum())
-        cosines[one.contributor] = product / (own * whole) ** 0.5 if own and whole else 0.0
-    return cosines
+    coded = [decoded(one) for one in inputs.handed_in if one.contribution.payload]
+    for name, of_tensor in groupby(heapq.merge(*coded, key=lambda one: place[one[0]]), key=itemgetter(0)):
+        parts = {contributor: change for _, contributor, change in of_tensor}
+        share = 1.0
+        if len(parts) < len(coded):  # contributions of other fragments say nothing of it
+            share = sum(weight_of[contributor] for contributor in parts)
+        weighed = [(weight_of[contributor] / share, change) for contributor, change in parts.items()]
+        yield name, combined(weighed, settings.combine), parts
 
 
 def norm_of_change(

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 
 from learner.intake.batch_buffer import BatchBuffer
+from learner.intake.trained_slots import doubled
 from learner.merging.changes.coder import change_limit_bytes
 from learner.merging.contributor_streams import ContributorStreams
 from learner.merging.deals import DealRules, Deals
@@ -215,26 +216,12 @@ class MergeTaker:
             drawn_from = min((group.oldest_version for group in groups), default=oldest)
             if min(one.contribution.base_version, drawn_from) < oldest:
                 unfit[name] = Unfit("late", f"steps or groups of it are of before the rollback to {oldest}")
-        return self._doubled() | unfit
-
-    def _doubled(self) -> dict[str, Unfit]:
-        """Return the contributions with another group of a slot that is trained on.
-
-        A slot is leased again once the task's options have changed, and a contributor may still have its
-        older group.
-        """
-        unfit: dict[str, Unfit] = {}
-        slots: set[str] = set()
-        for name, one in sorted(self._handed_in.items()):
-            if name not in self._rounds:  # it only says that it has these groups
-                continue
-            own = [group_id.partition(".")[0] for group_id in one.group_ids]
-            is_trained = any(group_id in self._state.trained_slots for group_id in one.group_ids)
-            if is_trained or len(set(own)) < len(own) or not slots.isdisjoint(own):
-                unfit[name] = Unfit("groups", "a group of it is of a slot that another group was trained for")
-            else:
-                slots.update(own)
-        return unfit
+        # What is not in a round only says that it has these groups.
+        in_rounds = {
+            name: one.group_ids for name, one in sorted(self._handed_in.items()) if name in self._rounds
+        }
+        why = "a group of it is of a slot that another group was trained for"
+        return {one: Unfit("groups", why) for one in doubled(in_rounds, self._state.trained_slots)} | unfit
 
     def _refuse(self, one: HandedIn, why: str, *, outcome: str, others: Sequence[str] = ()) -> None:
         """Tell a contributor why its contribution is not merged; deal its groups again.

@@ -186,7 +186,7 @@ class TrainingState:
         batch, outcome, observed = merged_outcome(
             handed_in, groups, version=self.version, settings=configured
         )
-        inputs = MergeInputs(handed_in, rates.of(configured), is_shown=True)
+        inputs = MergeInputs(handed_in, rates.of(configured))
         self._recorded_settings = self._recorded_settings | {"merge": inputs.settings.model_dump()}
         self.merged = self.trainer.merge(inputs)
         self._check_finite("merge", "learner.merge.outer_rate")

@@ -22,7 +22,7 @@ from learner.intake.batch_buffer import BatchBuffer
 from learner.intake.trained_slots import TrainedSlots
 from learner.merging.contribution import Contributed
 from learner.merging.handed_in import HandedIn
-from learner.merging.outer_optimizer import Merged, MergeInputs, merged_changes
+from learner.merging.outer_optimizer import Merged, MergeInputs, merged_tensors
 from learner.merging.outer_rates import OuterRates
 from learner.training.merge_taker import MergeTaker
 from learner.training.step_taken import StepTaken, merged_outcome
@@ -117,8 +117,8 @@ class _State:
         batch, outcome, _observed = merged_outcome(handed_in, groups, version=self.version, settings=settings)
         assert outcome.is_applied
         inputs = MergeInputs(handed_in, settings)
-        changes = merged_changes(inputs, SHAPES, words_before=None)  # type: ignore[arg-type]
-        assert all(bool(change.isfinite().all()) for change in changes.values())
+        merged = merged_tensors(inputs, SHAPES, words_before=None)  # type: ignore[arg-type]
+        assert all(bool(change.isfinite().all()) for _name, change, _parts in merged)
         return _Merge(SimpleNamespace(groups=batch), tuple(handed_in))
 
 

@@ -20,7 +20,7 @@ SETTINGS = MergeSettings(method="in_step")
 TRAINED = ContributionReport((LocalStep(make_step_line(0).numbers, (TrainedGroup("1.1", "s", 0),), (0.0,)),))
 
 
-def merged(*changes: Mapping[str, Tensor], is_shown: bool = True) -> Merged:
+def merged(*changes: Mapping[str, Tensor]) -> Merged:
     """Merge contributions of one group each, named c0, c1, ...; an empty change: it taught nothing."""
     masters = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
     handed_in = []
@@ -28,7 +28,7 @@ def merged(*changes: Mapping[str, Tensor], is_shown: bool = True) -> Merged:
         payload = ChangeEncoder.of(SETTINGS, SHAPES).encode(change) if change else b""
         report = TRAINED if change else ContributionReport(())
         handed_in.append(HandedIn(f"c{number}", Contribution.of(1, 0, b"", payload), report))
-    return OuterOptimizer(masters).merge(MergeInputs(handed_in, SETTINGS, is_shown), words_of(masters))
+    return OuterOptimizer(masters).merge(MergeInputs(handed_in, SETTINGS), words_of(masters))
 
 
 def flat(change: Mapping[str, Tensor]) -> Tensor:
@@ -67,9 +67,8 @@ def test_cosines_worked_by_hand(
     assert tuple(merged(*changes).cosines.values()) == pytest.approx(cosines)
 
 
-def test_one_contribution_alone_and_a_replay_are_decoded_no_further() -> None:
-    one, other = drawn(1), drawn(2)
+def test_one_contribution_alone_has_no_cosine() -> None:
+    one = drawn(1)
     assert merged(one).cosines == merged(one, {}).cosines == {}
-    assert merged(one, other, is_shown=False).cosines == {}
     assert merged(one, {}).contributions == 1
     assert merged(one).numbers["merged_cosine_min"] is None

@@ -12,7 +12,7 @@ from learner.merging.changes.word_changes import WordsBefore
 from learner.merging.contribution import ContributionReport, LocalStep
 from learner.merging.handed_in import HandedIn
 from learner.merging.merge_settings import MergeSettings
-from learner.merging.outer_optimizer import MergeInputs, merged_changes
+from learner.merging.outer_optimizer import MergeInputs, merged_tensors
 from learner.step_log import TrainedGroup
 from node.values.contribution import Contribution
 from node.values.groups.rollout import EncodedGroup
@@ -32,6 +32,10 @@ def handed_in(name: str, changes: dict[str, Tensor], settings: MergeSettings, *,
     return HandedIn(name, Contribution.of(1, 0, report.to_json(), payload), report, tokens=8)
 
 
+def merged_changes(inputs: MergeInputs) -> dict[str, Tensor]:
+    return {name: change for name, change, _ in merged_tensors(inputs, SHAPES, words_before=NO_WORDS)}
+
+
 def constant(value: float, *names: str) -> dict[str, Tensor]:
     return {name: torch.full(SHAPES[name], value) for name in names or SHAPES}
 
@@ -42,7 +46,7 @@ def test_each_tensor_is_combined_of_those_that_have_it(combine: str, expected: f
     given = [("a", 1.0), ("b", 2.0), ("c", 3.0), ("d", 94.0)]
     those = [handed_in(name, constant(value), settings) for name, value in given[:3]]
     those.append(handed_in("d", constant(94.0, "a"), settings))
-    merged = merged_changes(MergeInputs(those, settings), SHAPES, words_before=NO_WORDS)
+    merged = merged_changes(MergeInputs(those, settings))
     assert {name: change.shape for name, change in merged.items()} == SHAPES
     assert torch.allclose(merged["a"], torch.full(SHAPES["a"], {2.0: 2.5}.get(expected, expected)).double())
     for name in ("b", "c"):
@@ -57,7 +61,7 @@ def test_fragments_of_two_rounds_are_means_of_their_own() -> None:
         handed_in("c", constant(5.0, "b", "c"), settings),
         handed_in("d", {}, settings),
     ]
-    merged = merged_changes(MergeInputs(those, settings), SHAPES, words_before=NO_WORDS)
+    merged = merged_changes(MergeInputs(those, settings))
     means = {"a": 2.5, "b": 5.0, "c": 5.0}
     assert all(torch.allclose(merged[name], torch.tensor(mean).double()) for name, mean in means.items())
 
@@ -68,7 +72,7 @@ def test_a_broken_payload_is_an_error_before_anything_is_made() -> None:
     whole = handed_in("b", constant(1.0), settings)
     broken = replace(whole, contribution=replace(whole.contribution, payload=whole.contribution.payload[:-1]))
     with pytest.raises(ValueError, match="payload"):
-        merged_changes(MergeInputs([good, broken], settings), SHAPES, words_before=NO_WORDS)
+        merged_changes(MergeInputs([good, broken], settings))
 
 
 def test_weights_go_by_tokens_that_were_dealt_and_batches_that_were_consumed() -> None:

@@ -76,7 +76,7 @@ async def test_a_drain_whose_coordinator_stops_while_it_writes_loses_no_error() 
 
     with no_error_is_lost():
         await drain.run(ready=lambda: None, stopping=stopping)
-    assert len(losses) >= 3
+    assert 3 <= len(losses) <= 4  # one more may be opened before the drain has ended
 
 
 async def test_work_that_fails_while_its_caller_is_cancelled_is_looked_at() -> None:
