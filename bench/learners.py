@@ -58,7 +58,7 @@ def full_cells() -> Iterator[Cell]:
     """Yield every arm on every task whose model has a tensor for each fragment."""
     for task, plan in TASKS.items():
         tensors = len(MAKERS[task]().shapes.named)
-        yield from (Cell(task, arm, plan, SEEDS) for arm in arms() if arm.settings.fragments <= tensors)
+        yield from (Cell(task, arm, plan, SEEDS) for arm in arms(plan) if arm.settings.fragments <= tensors)
 
 
 def quick_cells() -> Iterator[Cell]:

@@ -31,10 +31,15 @@ class TaskPlan:
     groups: int
     """Consumed by every arm; a multiple of a round of four learners and eight steps."""
     learning_rate: float
-    """Adam's for one learner; ``simulation`` scales it for several."""
+    """Adam's for one learner."""
+    overlapped_rate: float
+    """Part of the rate of changes that are waited for at which those that come a round late learn best,
+    unless each round trains another fragment."""
+    local_steps: tuple[int, ...]
+    """Of the arms that compare overlaps and rates."""
 
 
-TASKS: Final = {"safes": TaskPlan(6400, 1e-2), "sorting": TaskPlan(5120, 1e-3)}
+TASKS: Final = {"safes": TaskPlan(6400, 1e-2, 1.0, LOCAL_STEPS), "sorting": TaskPlan(5120, 1e-3, 0.5, (4,))}
 """Tasks of the staleness laboratory: a table of 2048 logits, and a language model of 13 tensors and more."""
 
 
@@ -51,14 +56,15 @@ ONE_LEARNER: Final = Arm("one learner", 1, MergeSettings(method="in_step"))
 """Merged with nobody: it takes Adam's steps as they are."""
 
 
-def arms() -> Iterator[Arm]:
+def arms(plan: TaskPlan) -> Iterator[Arm]:
     """Yield every arm: one learner, each method as it is set, then overlaps by local steps and rates."""
     yield ONE_LEARNER
     for learners in LEARNERS:
         for method in get_args(Method):
             yield Arm(method, learners, MergeSettings(method=method))
+        yield Arm("dilocox as published", learners, MergeSettings(method="dilocox", overlap="delayed"))
     for learners in LEARNERS:
-        for local_steps in LOCAL_STEPS:
+        for local_steps in plan.local_steps:
             for overlap in ("wait", "eager", "delayed"):
                 for rate, momentum in RATES:
                     rates = {"outer_rate": rate, "outer_momentum": momentum}
@@ -77,10 +83,22 @@ class Cell:
     seeds: tuple[int, ...]
 
     @property
+    def learning_rate(self) -> float:
+        """Return Adam's rate at each learner."""
+        settings = self.arm.settings
+        taken_over = settings.outer_rate / (1 - settings.outer_momentum)  # of a change, in the end
+        is_waited_for = settings.overlap == "wait" or settings.trains_a_fragment
+        part = 1.0 if is_waited_for else self.plan.overlapped_rate
+        return self.plan.learning_rate * self.arm.learners * part / taken_over
+
+    @property
     def key(self) -> str:
         """Return under which an outcome is found again."""
         settings = self.arm.settings.model_dump()
-        return _key(self.task, self.arm.name, self.arm.learners, settings, self.plan.groups, self.seeds)
+        return _key(
+            *(self.task, self.arm.name, self.arm.learners, settings),
+            *(self.learning_rate, self.plan.groups, self.seeds),
+        )
 
 
 @dataclass(frozen=True)
@@ -91,6 +109,7 @@ class Outcome:
     name: str
     learners: int
     settings: dict[str, Any]
+    learning_rate: float
     groups: int
     seeds: tuple[int, ...]
     rounds: int
@@ -108,7 +127,10 @@ class Outcome:
     @property
     def key(self) -> str:
         """Return the key of its cell."""
-        return _key(self.task, self.name, self.learners, self.settings, self.groups, self.seeds)
+        return _key(
+            *(self.task, self.name, self.learners, self.settings),
+            *(self.learning_rate, self.groups, self.seeds),
+        )
 
     @property
     def scores_mean(self) -> list[float]:
@@ -121,6 +143,17 @@ class Outcome:
         """Return where each seed ends: the mean of its last three evaluations, [seeds]."""
         ends: Floats = np.asarray(self.scores, dtype=np.float64)[:, -3:].mean(axis=1)
         return ends
+
+    def groups_to(self, score: float) -> Floats:
+        """Return how many groups each seed took to a score, evaluations joined by lines; inf: never."""
+        curves = np.asarray(self.scores, dtype=np.float64)  # [seeds, evaluations], the first before any group
+        groups = np.full(len(curves), np.inf)
+        for seed, curve in enumerate(curves):
+            for place in np.flatnonzero(curve >= score)[:1]:
+                below, above = curve[max(place - 1, 0)], curve[place]
+                part = (score - below) / (above - below) if above > below else 0.0
+                groups[seed] = self.groups * max(place - 1 + part, 0) / (curves.shape[1] - 1)
+        return groups
 
     def to_line(self) -> str:
         """Return one line of JSON, without its newline."""

@@ -57,6 +57,7 @@ def simulate(cell: Cell, task: Task) -> Outcome:
         name=arm.name,
         learners=arm.learners,
         settings=settings.model_dump(),
+        learning_rate=cell.learning_rate,
         groups=cell.plan.groups,
         seeds=cell.seeds,
         rounds=rounds,
@@ -155,13 +156,12 @@ class LocalSteps:
         self._at_once = runs_at_once(
             self._method, groups=task.groups, group_size=task.group_size, tokens=task.tokens
         )
-        settings = cell.arm.settings
-        taken_over = settings.outer_rate / (1 - settings.outer_momentum)  # of a change, in the end
-        rate = cell.plan.learning_rate * self._learners / taken_over
         parts = run.columns if run.trained(0) is not None else [torch.arange(run.version.shape[1])]
         self._columns = parts
         self._masters = [run.local.flatten(0, 1)[:, columns] for columns in parts]
-        self._adams = [Adam(part, rate, gradient_clip_norm=_GRADIENT_CLIP_NORM) for part in self._masters]
+        self._adams = [
+            Adam(part, cell.learning_rate, gradient_clip_norm=_GRADIENT_CLIP_NORM) for part in self._masters
+        ]
 
     def take(self, fragment: int | None) -> None:
         """Take one step at each learner, which moves one fragment, or everything."""

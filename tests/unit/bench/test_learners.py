@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,7 +24,7 @@ SEEDS = (0, 1)
 
 
 def test_one_learner_is_the_staleness_laboratorys_with_fresh_groups() -> None:
-    found = simulate(Cell("safes", ONE_LEARNER, TaskPlan(groups=160, learning_rate=0.05), SEEDS), Safes())
+    found = simulate(Cell("safes", ONE_LEARNER, TaskPlan(160, 0.05, 1.0, ()), SEEDS), Safes())
     alone = staleness.Cell(
         task="safes",
         method="drift_aware",
@@ -107,7 +108,7 @@ def test_changes_arrive_in_fewer_bytes_and_what_is_left_over_arrives_later(compr
 
 def test_all_arms_consume_all_groups_in_whole_rounds() -> None:
     for plan in TASKS.values():
-        for arm in arms():
+        for arm in arms(plan):
             assert plan.groups % (Lander.groups * arm.learners * arm.settings.local_steps) == 0
 
 
@@ -117,8 +118,8 @@ def test_names_of_arms_are_apart() -> None:
 
 
 def test_a_report_has_every_arm_that_ran(tmp_path: Path) -> None:
-    plan = TaskPlan(groups=128, learning_rate=0.01)
-    chosen = [ONE_LEARNER, Arm("in_step", 2, MergeSettings(method="in_step")), *list(arms())[-3:]]
+    plan = TaskPlan(128, 0.01, 1.0, (4,))
+    chosen = [ONE_LEARNER, Arm("in_step", 2, MergeSettings(method="in_step")), *list(arms(plan))[-3:]]
     outcomes = [simulate(Cell("safes", arm, plan, SEEDS), Safes()) for arm in chosen]
     assert [Outcome.of_line(outcome.to_line()) for outcome in outcomes] == outcomes
     assert outcomes[1].sent_bytes == 4 * outcomes[1].entries * outcomes[1].rounds
@@ -126,4 +127,6 @@ def test_a_report_has_every_arm_that_ran(tmp_path: Path) -> None:
     text = (tmp_path / "learners.md").read_text()
     assert "in_step, 2 learners" in text
     assert "0.7/0.9, delayed" in text
+    assert (outcomes[0].groups_to(outcomes[0].scores_mean[0] - 1) == 0).all()
+    assert np.isinf(outcomes[0].groups_to(1.1)).all()
     assert replace(outcomes[0], name="x").key != outcomes[0].key

@@ -29,10 +29,14 @@ def test_what_is_set_goes_before_the_methods_values() -> None:
 
 
 @pytest.mark.parametrize("method", get_args(Method))
-def test_a_delayed_method_averages_unless_it_is_told_otherwise(method: str) -> None:
-    settings = MergeSettings.model_validate({"method": method, "overlap": "delayed"})
-    if method in ("diloco", "streaming", "eager", "dilocox"):
-        assert (settings.outer_rate, settings.outer_momentum) == (1, 0)
+@pytest.mark.parametrize("overlap", ["eager", "delayed"])
+def test_where_changes_come_late_they_are_averaged_unless_it_is_told_otherwise(
+    method: str, overlap: str
+) -> None:
+    settings = MergeSettings.model_validate({"method": method, "overlap": overlap})
+    assert (settings.outer_rate, settings.outer_momentum) == (1, 0)
+    told = MergeSettings.model_validate({"method": method, "overlap": overlap, "outer_momentum": 0.2})
+    assert (told.outer_rate, told.outer_momentum) == (1, 0.2)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +47,7 @@ def test_a_delayed_method_averages_unless_it_is_told_otherwise(method: str) -> N
             {"overlap": "delayed", "outer_rate": 0.7, "outer_momentum": 0.9},
             ["outer_rate", "outer_momentum", "0.50"],
         ),
-        ({"method": "dilocox", "outer_momentum": 0.95}, ["outer_rate", "delayed"]),
+        ({"method": "dilocox", "overlap": "delayed", "outer_momentum": 0.95}, ["outer_rate", "delayed"]),
         ({"method": "word_changes", "late_rounds": 1}, ["late_rounds", "word_changes"]),
         ({"combine": "median", "compression": "largest"}, ["combine", "median", "largest"]),
         ({"method": "word_changes", "combine": "trimmed_mean"}, ["combine", "word_changes"]),
