@@ -36,7 +36,7 @@ class TaskPlan:
     """Part of the rate of changes that are waited for at which those that come a round late learn best,
     unless each round trains another fragment."""
     local_steps: tuple[int, ...]
-    """Of the arms that compare overlaps and rates."""
+    """Local steps (H) in the arms that compare overlaps and rates."""
 
 
 TASKS: Final = {"safes": TaskPlan(6400, 1e-2, 1.0, LOCAL_STEPS), "sorting": TaskPlan(5120, 1e-3, 0.5, (4,))}
