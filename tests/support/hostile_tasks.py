@@ -1,7 +1,6 @@
 """A task whose grader does harm, in the way that its option names; prompt and other gradings are fine."""
 
 import contextlib
-import ctypes
 import json
 import os
 import re
@@ -111,9 +110,6 @@ class Hostile:
         while True:
             kept.append(b"x" * (64 * MEBIBYTE))
 
-    def _segfault(self) -> None:
-        ctypes.string_at(0)
-
     def _exit(self) -> None:
         sys.exit(0)
 
@@ -121,9 +117,9 @@ class Hostile:
         os.closerange(0, 64)
 
     def _output(self) -> None:
-        """A quarter of a gigabyte on standard output and as much again on standard error."""
+        """32 MiB on standard output and as much again on standard error."""
         for descriptor in (1, 2):
-            for _ in range(256):
+            for _ in range(32):
                 left = memoryview(bytes(MEBIBYTE))
                 while left:
                     left = left[os.write(descriptor, left) :]

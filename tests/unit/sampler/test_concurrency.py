@@ -8,7 +8,7 @@ from sampler.engines.engine import EngineUse
 from sampler.rollouts.concurrency import FIRST_GROUPS, Concurrency
 from support.simulated_engine import COMPLETIONS, STEP_S, Shape, SimulatedSampler
 
-SEEDS = range(5)
+SEEDS = range(2)
 
 BIG_BATCH = Shape(batch=256, cache_tokens=1_000_000, median_tokens=20, most_tokens=24, sigma=0.25)
 """A GPU at word problems: 24 tokens at most."""

@@ -49,14 +49,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-async def test_the_task_says_how_many_prompts_it_has_and_whether_it_remembers(
-    make: Callable[..., GraderPool],
-) -> None:
-    assert (await make("Fine").start()).prompts == 20
-    assert not (await make("Fine").start()).is_stateful
-    assert (await make("Drawn").start()).is_stateful
-
-
 @pytest.mark.parametrize(
     ("task", "said"),
     [
@@ -74,10 +66,12 @@ async def test_what_is_no_task_is_said_at_the_start(
 
 async def test_a_task_that_answers_at_once_is_served_by_one_process(make: Callable[..., GraderPool]) -> None:
     pool = make("Fine", slow_s=5.0)
+    description = await pool.start()
+    assert (description.prompts, description.max_turns, description.is_stateful) == (20, 1, False)
     prompts = await asyncio.gather(*(pool.prompt(index) for index in range(20)))
     assert [prompt.content for prompt in prompts] == [f"{index}=" for index in range(20)]
-    rewards = await asyncio.gather(*(pool.grade(prompts[n], texts("x" * n)) for n in range(20)))
-    assert [group.rewards for group in rewards] == [[float(n % 2)] for n in range(20)]
+    rewards = await asyncio.gather(*(pool.grade(prompts[n], texts("x" * n, "x", "")) for n in range(20)))
+    assert [group.rewards for group in rewards] == [[float(n % 2), 1.0, 0.0] for n in range(20)]
     assert (pool.processes, pool.waiting) == (1, 0)
 
 
@@ -189,7 +183,7 @@ async def test_messages_are_taken_as_data_sets_have_them_with_tools_of_their_own
 
 async def test_who_made_a_prompt_grades_it_where_the_task_remembers(make: Callable[..., GraderPool]) -> None:
     pool = make("Drawn", most=2)
-    await pool.start()
+    assert (await pool.start()).is_stateful
     prompts = [await pool.prompt(index) for index in range(5)]
     for index, prompt in reversed(list(enumerate(prompts))):
         (reward,) = (await pool.grade(prompt, texts("x"))).rewards
@@ -241,10 +235,7 @@ async def test_a_task_replies_to_a_conversation_until_it_is_over(make: Callable[
     assert grades.metrics == {"turns": [2.0], "drawn": [3.0]}
 
 
-async def test_a_task_without_replies_has_one_turn_and_one_of_texts_may_reply(
-    make: Callable[..., GraderPool],
-) -> None:
-    assert (await make("Fine").start()).max_turns == 1
+async def test_a_task_of_texts_may_reply(make: Callable[..., GraderPool]) -> None:
     pool = make("support.guessing_task:Short")
     description = await pool.start()
     assert (description.max_turns, description.is_stateful) == (7, True)
