@@ -1,4 +1,4 @@
-"""A task whose grader does harm, in the way that its option names; prompt and other gradings are fine."""
+"""A task whose grader does harm, in the way that a completion names; prompts and other gradings are fine."""
 
 import contextlib
 import json
@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 
 from sampler.tasks.task import CompletionText
 
@@ -19,15 +18,12 @@ MEBIBYTE = 1 << 20
 class Hostile:
     prompts = 10
 
-    def __init__(self, *, harm: str) -> None:
-        self._harm: Callable[[], None] = getattr(self, f"_{harm}")
-
     def prompt(self, index: int, row: object) -> str:
         return f"{index}="
 
     def grade(self, index: int, row: object, completion: CompletionText) -> float:
         if index == 1:
-            self._harm()
+            getattr(self, f"_{completion.text}")()
         return 1.0
 
     def _loop(self) -> None:

@@ -40,11 +40,16 @@ def test_a_thousand_groups_within_the_interval_are_told_once(group: RolloutGroup
 
 def test_the_rest_is_told_when_the_sampler_stops_with_the_versions_of_all() -> None:
     tally = GroupTally(now=0.0)
-    for version, reward, verdict in ((5, 1.0, Verdict.SPOOLED), (9, 0.0, Verdict.DUPLICATE)):
+    for version, reward, verdict in (
+        (7, 1.0, Verdict.SPOOLED),
+        (5, 0.0, Verdict.DUPLICATE),
+        (9, 0.5, Verdict.SPOOLED),
+        (8, 0.5, Verdict.SPOOLED),
+    ):
         add(tally, rewarded(make_group(version=version), reward), verdict, now=1.0)
     rest = present(tally.rest(now=5.0))
-    assert (rest["groups"], rest["within_s"], rest["reward_mean"]) == (2, 5.0, 0.5)
-    assert rest["verdicts"] == {"spooled": 1, "duplicate": 1}
+    assert (rest["groups"], rest["within_s"], rest["reward_mean"]) == (4, 5.0, 0.5)
+    assert rest["verdicts"] == {"spooled": 3, "duplicate": 1}
     assert (rest["oldest_version"], rest["newest_version"]) == (5, 9)
 
 
