@@ -78,34 +78,28 @@ def test_what_is_no_vllm_server_is_not_waited_for(server: VllmStub, connect: Con
     assert server.calls == ["describe_server"]
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"dtype": "bfloat16"}, "--dtype float32"),
-        ({"async_scheduling": True}, "--no-async-scheduling"),
-        ({"v2_model_runner": True}, "VLLM_USE_V2_MODEL_RUNNER=0"),
-        ({"speculative_decoding": True}, "without --speculative-config"),
-        ({"pipeline_parallel": 2}, "--tensor-parallel-size"),
-        ({"data_parallel": 2}, "for each replica"),
-        ({"workers": 2}, "for each replica"),
-    ],
-)
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"dtype": "bfloat16"}, "--dtype float32"),
+    ({"async_scheduling": True}, "--no-async-scheduling"),
+    ({"v2_model_runner": True}, "VLLM_USE_V2_MODEL_RUNNER=0"),
+    ({"speculative_decoding": True}, "without --speculative-config"),
+    ({"pipeline_parallel": 2}, "--tensor-parallel-size"),
+    ({"data_parallel": 2}, "for each replica"),
+    ({"workers": 2}, "for each replica"),
+]
+
+
 def test_a_server_with_a_wrong_setting_is_refused_before_its_words_are_touched(
-    server: VllmStub, connect: Connect, settings: dict[str, Any], said: str
+    server: VllmStub, connect: Connect
 ) -> None:
-    server.settings = settings
-    with cannot_start(said):
-        connect()
+    for settings, said in WRONG:
+        server.settings = settings
+        with cannot_start(said):
+            connect()
     assert "begin_session" not in server.calls
 
 
-def test_a_server_of_another_model_is_refused(server: VllmStub, connect: Connect, tmp_path: Path) -> None:
-    server.layout = stub_of(make_tiny_model(tmp_path / "other", hidden=32)).layout
-    with cannot_start("sampler.model_dir"):
-        connect()
-
-
-def test_a_server_whose_model_directory_has_another_tokenizer_is_refused_by_what_differs(
+def test_a_server_of_another_model_or_with_another_tokenizer_is_refused_by_what_differs(
     server: VllmStub, connect: Connect, tmp_path: Path
 ) -> None:
     """It looks for stop strings in the texts of its own tokenizer."""
@@ -114,6 +108,9 @@ def test_a_server_whose_model_directory_has_another_tokenizer_is_refused_by_what
     settings["eos_token"] = "="
     (server.tokenizer_dir / "tokenizer_config.json").write_text(json.dumps(settings))
     with cannot_start("tokenizer_config.json", "eos_token", '"="'):
+        connect()
+    server.layout = stub_of(make_tiny_model(tmp_path / "other", hidden=32)).layout
+    with cannot_start("sampler.model_dir"):
         connect()
 
 

@@ -47,8 +47,8 @@ def test_prompts_that_keep_the_sampler_at_a_version_are_generated_first() -> Non
     ("states", "room", "backlog"),
     [
         ("", 3, None),
-        ("gg", 1, None),
-        ("ggg", 0, None),
+        ("pp", 1, None),
+        ("prg", 0, None),
         ("Ggg", 1, None),
         ("SSSSS", 0, JobState.SUBMITTING),
         ("SSSS", 1, None),
@@ -63,9 +63,12 @@ def test_prompts_that_keep_the_sampler_at_a_version_are_generated_first() -> Non
 def test_finished_groups_make_room_until_too_many_wait_and_leave_the_engine_without_work(
     states: str, room: int, backlog: JobState | None
 ) -> None:
-    """Three generate at once, and two more may wait; g: generating, G: grading, S: submitting."""
+    """Three generate at once, and two more may wait.
+
+    p: prompting, r: ready, g: generating, G: grading, S: submitting.
+    """
     work_queue = loaded(*map(str, range(len(states))))
-    letters = {"g": JobState.GENERATING, "G": JobState.GRADING, "S": JobState.SUBMITTING}
+    letters = dict(zip("prgGS", JobState, strict=True))
     for number, letter in enumerate(states):
         work_queue.advance(str(number), letters[letter])
     assert (work_queue.room(), work_queue.backlog()) == (room, backlog)
