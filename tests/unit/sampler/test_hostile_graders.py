@@ -96,7 +96,7 @@ async def cost_their_groups_only(
 ) -> None:
     others = set(psutil.Process().children(recursive=True))
     setup = TaskSetup("support.hostile_tasks:Hostile", {}, environment=[MARK])
-    pools = [GraderPool(lambda: grader_of(setup, **limits), most=2) for _ in harms]
+    pools = [GraderPool(lambda: grader_of(setup, **limits), most=1) for _ in harms]
     try:
         for turn in itertools.zip_longest(*harms):
             side_by_side = [
@@ -107,7 +107,7 @@ async def cost_their_groups_only(
             if failures:
                 raise ExceptionGroup(f"{turn}", failures)
             mine = set(psutil.Process().children(recursive=True)) - others
-            assert len(mine) <= 4 * len(pools), f"what {turn} started is gone before the next group"
+            assert len(mine) <= 3 * len(pools), f"what {turn} started is gone before the next group"
             # A child that the grader did not wait for is its own.
             is_reaped = all(one.status() != psutil.STATUS_ZOMBIE for one in mine)
             assert is_reaped or "fork_and_return" in turn, f"orphans of {turn} are reaped before the next"

@@ -250,7 +250,7 @@ TALK = [ASKED, {**SAID, "content": "b"}, ASKED, {**SAID, "content": "<think>x"},
 def test_a_reply_is_what_the_template_writes_after_the_last_answer_up_to_where_another_begins(
     tmp_path: Path, template: str
 ) -> None:
-    made = tokenizer(tmp_path, template=template)
+    made = tokenizer(tmp_path, template=template, adds=("<bos>", ""))
     assert reply_of(made, TALK) == f"<|im_end|>\n{ASKED_TEXT}{OPENING}"
     assert reply_of(made, "ab") == "ab"
     if template is HINTED:
