@@ -50,7 +50,7 @@ HARMS: dict[str, tuple[Failure | None, dict[str, float], list[list[str]]]] = {
         [["output", "orphans", "fork_and_return"], ["threads"]],
     ),
 }
-"""What becomes of the group, at which limits; harms in their turn for each of the graders side by side."""
+"""Fault of the group, limits of the graders, and the harms of each grader in their turn."""
 
 
 @pytest.fixture

@@ -261,7 +261,7 @@ async def test_a_group_without_a_judge_is_given_back_and_its_prompt_not_blamed(s
         assert (failed["over_quota"], killed) == (1, [])
 
 
-def test_a_coordinator_names_neither_a_judge_of_its_own_nor_a_model_that_is_not_allowed(
+def test_a_coordinator_names_neither_address_nor_key_nor_a_model_that_is_not_allowed(
     server: JudgeServer,
 ) -> None:
     with misconfigured("sampler.judge.url", key="coordinator.task_options.grader"):
