@@ -37,7 +37,7 @@ HARMS: dict[str, tuple[Failure | None, dict[str, float], list[list[str]]]] = {
     "computing": (
         Failure.GRADING_TIMED_OUT,
         {"wall_limit_s": PATIENCE_S, "cpu_limit_s": 1},
-        [["loop"], ["regex"]],
+        [["regex"]],
     ),
     "failing": (
         Failure.GRADING_FAILED,
