@@ -1,7 +1,6 @@
-"""A task whose grader does harm, in the way that its option names; prompt and other gradings are fine."""
+"""A task whose grader does harm, in the way that a completion names; prompts and other gradings are fine."""
 
 import contextlib
-import ctypes
 import json
 import os
 import re
@@ -10,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 
 from sampler.tasks.task import CompletionText
 
@@ -20,15 +18,12 @@ MEBIBYTE = 1 << 20
 class Hostile:
     prompts = 10
 
-    def __init__(self, *, harm: str) -> None:
-        self._harm: Callable[[], None] = getattr(self, f"_{harm}")
-
     def prompt(self, index: int, row: object) -> str:
         return f"{index}="
 
     def grade(self, index: int, row: object, completion: CompletionText) -> float:
         if index == 1:
-            self._harm()
+            getattr(self, f"_{completion.text}")()
         return 1.0
 
     def _loop(self) -> None:
@@ -111,9 +106,6 @@ class Hostile:
         while True:
             kept.append(b"x" * (64 * MEBIBYTE))
 
-    def _segfault(self) -> None:
-        ctypes.string_at(0)
-
     def _exit(self) -> None:
         sys.exit(0)
 
@@ -121,9 +113,9 @@ class Hostile:
         os.closerange(0, 64)
 
     def _output(self) -> None:
-        """A quarter of a gigabyte on standard output and as much again on standard error."""
+        """32 MiB on standard output and as much again on standard error."""
         for descriptor in (1, 2):
-            for _ in range(256):
+            for _ in range(32):
                 left = memoryview(bytes(MEBIBYTE))
                 while left:
                     left = left[os.write(descriptor, left) :]

@@ -14,6 +14,8 @@ from sampler.engines.remote.remote_engine import RemoteEngine
 from sampler.engines.words.frame_memory import DIRECTORY_VARIABLE
 from support.vllm_stub import VllmStub, listening, stub_of
 
+Connect = Callable[..., RemoteEngine]
+
 PLAIN = SamplingParameters(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=8)
 
 
@@ -34,7 +36,7 @@ def engines() -> Iterator[list[RemoteEngine]]:
 
 
 @pytest.fixture
-def connect(server: VllmStub, engines: list[RemoteEngine], tmp_path: Path) -> Callable[..., RemoteEngine]:
+def connect(server: VllmStub, engines: list[RemoteEngine], tmp_path: Path) -> Connect:
     """Connects to the server."""
 
     def connected(**options: Any) -> RemoteEngine:

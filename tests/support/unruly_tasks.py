@@ -14,15 +14,6 @@ class _Unruly:
         return f"{index}="
 
 
-class Spinning(_Unruly):
-    """Burns CPU for ever on prompt 1."""
-
-    def grade(self, index: int, row: object, completion: CompletionText) -> float:
-        while index == 1:
-            pass
-        return 1.0
-
-
 class Raising(_Unruly):
     """Raises on prompt 1."""
 

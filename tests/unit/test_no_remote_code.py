@@ -21,7 +21,9 @@ LOADING = {"from_pretrained", "from_config"}
 def test_everything_that_loads_by_a_model_directory_says_that_it_trusts_no_code() -> None:
     silent, said = [], 0
     for path in (path for folder in SHIPPED for path in (ROOT / folder).rglob("*.py")):
-        for call in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)):
+        text = path.read_text()
+        tree = ast.parse(text if any(name in text for name in LOADING) else "")
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
             called = call.func
             if not isinstance(called, ast.Attribute) or called.attr not in LOADING:
                 continue

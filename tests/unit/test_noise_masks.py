@@ -1,17 +1,13 @@
 """Noise masks as completions: the densities of their cells, and what no policy of masks can have made."""
 
 import base64
-import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from numpy.polynomial.legendre import leggauss
-from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.objective.formulas.advantage import leave_one_out_advantage
 from node.errors import Reason
 from node.kinds.noise_mask.network import NoiseMaskConfig, NoiseMaskModel, log_density, read_prompts
 from node.kinds.noise_mask.values import MaskSizes, as_text, read_row
@@ -35,38 +31,6 @@ def test_the_density_of_a_cell_and_its_gradient_are_the_betas() -> None:
     assert (gradient[:, 0] / torch.tensor([2.0, 3.0])).tolist() == pytest.approx(
         [0.167043, 0.072508], abs=1e-6
     )
-
-
-def quadrature(nodes: int) -> tuple[Tensor, NDArray[np.float64]]:
-    """Return points of [0, 1] and their weights."""
-    points, weights = leggauss(nodes)
-    return torch.from_numpy((points + 1) / 2), weights / 2
-
-
-def test_the_mean_of_a_cell_moves_with_its_parameter_as_it_should() -> None:
-    """E[m] = .4, and d E[m] / d log a = a b / (a + b)^2 = .24, by the score-function identity."""
-    points, weights = quadrature(60)
-    parameters = beta(2, 3)
-    density = log_density(points[:, None], parameters)[:, 0].exp() * torch.from_numpy(weights)
-    mean = (density * points).sum()
-    (gradient,) = torch.autograd.grad(mean, parameters)
-    assert density.sum().item() == pytest.approx(1, abs=1e-9)
-    assert mean.item() == pytest.approx(0.4, abs=1e-9)
-    assert gradient[0, 0].item() == pytest.approx(0.24, abs=1e-9)
-
-
-def test_the_leave_one_out_gradient_is_that_of_the_expected_reward() -> None:
-    """Two masks of one cell, rewarded with the mask: the mean over all pairs is .24, d E[m] / d log a."""
-    points, weights = quadrature(24)
-    parameters = beta(2, 3)
-    logprob = log_density(points[:, None], parameters)[:, 0]
-    mass = (logprob.detach().exp() * torch.from_numpy(weights)).tolist()
-    expected = torch.zeros((), dtype=torch.float64)
-    for one, other in itertools.product(range(24), repeat=2):
-        advantage = leave_one_out_advantage(points[[one, other]])
-        expected = expected + mass[one] * mass[other] * (advantage * logprob[[one, other]]).mean()
-    (gradient,) = torch.autograd.grad(expected, parameters)
-    assert gradient[0, 0].item() == pytest.approx(0.24, abs=2e-5)  # what 24 points leave of log m
 
 
 @pytest.mark.parametrize("action", [0.0, 1.0])

@@ -89,19 +89,3 @@ def test_another_tasks_prompt_is_refused_with_what_to_do(prompt: object) -> None
 
 def test_a_query_with_candidates_is_read_as_it_was_written() -> None:
     assert read_text(as_text("wo?", ["hier", "ü"])) == ("wo?", ["hier", "ü"])
-
-
-def test_the_gradient_of_the_expected_reward_is_the_papers() -> None:
-    """Relevance (0, 1, 0), discounted by log2 of the position."""
-    orders = np.array(list(PROBABILITIES))
-    gains = 1 / np.log2(1 + 1 + np.argmax(orders == 1, axis=-1))
-    probability = np.exp(ranking_logprob(SCORES, orders).sum(axis=-1))
-    assert probability @ gains == pytest.approx(0.689210, abs=1e-6)
-    step, gradient = 1e-5, []
-    for candidate in range(3):
-        moved = [
-            np.exp(ranking_logprob(SCORES + sign * step * np.eye(3)[candidate], orders).sum(axis=-1)) @ gains
-            for sign in (1, -1)
-        ]
-        gradient.append((moved[0] - moved[1]) / (2 * step))
-    assert gradient == pytest.approx([-0.064512, 0.095502, -0.030989], abs=2e-6)

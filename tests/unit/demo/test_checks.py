@@ -32,12 +32,8 @@ def test_a_run_that_went_well_keeps_every_promise() -> None:
     assert _broken(make_steps()) == []
 
 
-@pytest.mark.parametrize(
-    ("first", "last"), [(0.51, 0.9), (0.4, 0.79), (float("nan"), 0.9), (0.4, float("nan"))]
-)
-def test_a_reward_that_starts_too_high_or_ends_too_low_has_not_risen(first: float, last: float) -> None:
-    steps = [make_step(v, reward=first if v <= 10 else last) for v in range(1, 31)]
-    assert _broken(steps) == ["the reward rises"]
+def _rewarded(first: float, last: float) -> list[Step]:
+    return [make_step(v, reward=first if v <= 10 else last) for v in range(1, 31)]
 
 
 def _with_groups(change: Callable[[Trained], Trained], *, after: int = 0) -> list[Step]:
@@ -47,31 +43,45 @@ def _with_groups(change: Callable[[Trained], Trained], *, after: int = 0) -> lis
     ]
 
 
-@pytest.mark.parametrize(
-    "changes", [{"staleness_versions": 0}, {"staleness_versions": 3}, {"sampler_id": NEAR}]
-)
-def test_a_far_sampler_that_is_not_late_or_took_no_part_breaks_its_promise(changes: dict[str, Any]) -> None:
-    steps = _with_groups(lambda group: replace(group, **changes) if group.sampler_id == FAR else group)
-    assert _broken(steps) == ["the far sampler's groups arrive late and are trained on"]
+def _with_far(**changes: Any) -> list[Step]:
+    return _with_groups(lambda group: replace(group, **changes) if group.sampler_id == FAR else group)
+
+
+def _without(place: int) -> list[Step]:
+    return [step for number, step in enumerate(make_steps()) if number != place]
+
+
+def _with_slot_again(attempt: int) -> list[Step]:
+    steps = make_steps()
+    again = Trained(f"{steps[3].groups[1].slot}.{attempt}", FAR, 6)
+    steps[20] = replace(steps[20], groups=(steps[20].groups[0], again))
+    return steps
+
+
+BROKEN = {
+    "the reward rises": [
+        *(_rewarded(first, 0.9) for first in (0.51, float("nan"))),
+        *(_rewarded(0.4, last) for last in (0.79, float("nan"))),
+    ],
+    "the far sampler's groups arrive late and are trained on": [
+        _with_far(staleness_versions=0),
+        _with_far(staleness_versions=3),
+        _with_far(sampler_id=NEAR),
+    ],
+    "every version was made once, in order": [_without(place) for place in (0, 15, 29)],
+    "no group and no slot was trained on twice": [_with_slot_again(attempt) for attempt in (1, 2)],
+}
+"""Promise -> steps that break it alone."""
+
+
+@pytest.mark.parametrize("promise", BROKEN)
+def test_a_promise_that_is_broken_is_named_alone(promise: str) -> None:
+    for steps in BROKEN[promise]:
+        assert _broken(steps) == [promise]
 
 
 def test_while_the_near_sampler_is_dead_the_far_one_need_not_be_late() -> None:
     assert _broken(_with_groups(lambda g: replace(g, sampler_id=FAR, staleness_versions=0), after=5)) == []
-
-
-@pytest.mark.parametrize("place", [0, 15, 29])
-def test_a_version_that_is_missing_is_missed(place: int) -> None:
-    steps = make_steps()
-    del steps[place]
-    assert _broken(steps) == ["every version was made once, in order"]
-
-
-@pytest.mark.parametrize("attempt", [1, 2])
-def test_a_slot_trained_on_twice_is_found_whichever_attempts_they_are(attempt: int) -> None:
-    steps = make_steps()
-    again = Trained(f"{steps[3].groups[1].slot}.{attempt}", FAR, 6)
-    steps[20] = replace(steps[20], groups=(steps[20].groups[0], again))
-    assert _broken(steps) == ["no group and no slot was trained on twice"]
 
 
 def test_a_step_that_the_ledger_knows_otherwise_is_found() -> None:

@@ -89,7 +89,11 @@ def test_an_answer_that_is_the_right_text_is_right_however_it_is_marked(right: s
 BOMB = "\\boxed{9^{9^{9^{9}}}}"
 
 
-def test_formulas_that_take_for_ever_cost_their_group_one_budget_and_the_others_no_reward() -> None:
+def test_formulas_that_take_for_ever_cost_their_group_one_budget_and_the_others_no_reward(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for limit in ("PATIENCE", "MOST_WALL_S"):
+        monkeypatch.setattr(formula_check, limit, 100.0)  # this machine may be busier than a sampler's
     task = JsonlTask(prompt="q", answer="a", grader="math_verify")
     texts = [BOMB, "\\boxed{\\frac{8}{2}}", BOMB.replace("9", "8"), BOMB, "\\boxed{5}", "\\boxed{2+2}"]
     graded = task.grade_group(0, {"q": "?", "a": "4"}, [CompletionText(text, 1, "end") for text in texts])

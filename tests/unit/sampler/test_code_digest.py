@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from node.questions import number_text, right_answer
 from sampler.tasks.code_digest import _modules
 from sampler.tasks.processes.grader_pool import GraderPool
 from sampler.tasks.processes.grader_requests import TaskChangedError
@@ -73,14 +74,10 @@ def test_this_software_and_installed_packages_do_not_count_where_a_grader_lies_b
     beside.__file__, helper.__file__ = str(root / "own_grader.py"), str(root / "deploy" / "check.py")
     monkeypatch.setitem(sys.modules, "own_grader", beside)
     monkeypatch.setitem(sys.modules, "own_words", helper)
-    found = {name.partition(".")[0] for name, _ in _modules({"own_grader"})}
-    assert {"own_grader", "own_words"} <= found
-    assert found.isdisjoint({"node", "sampler", "learner", "heterorl", "numpy", "pytest"})
-
-
-def test_what_reads_right_answers_counts_as_a_graders_code() -> None:
-    """Two samplers that read another number from a row give other rewards."""
-    import node.questions.right_answer  # noqa: F401
-
-    names = {name for name, _ in _modules({"sampler.tasks", "node.questions"})}
-    assert {"node.questions.right_answer", "node.questions.number_text"} <= names
+    names = {name for name, _ in _modules({"own_grader", "node.questions"})}
+    assert {"own_grader", "own_words"} <= names
+    packages = {name.partition(".")[0] for name in names}
+    assert packages.isdisjoint({"sampler", "learner", "heterorl", "numpy", "pytest"})
+    # Two samplers that read another number from a row give other rewards.
+    assert {right_answer.__name__, number_text.__name__} <= names
+    assert all(name.startswith("node.questions") for name in names if name.startswith("node"))

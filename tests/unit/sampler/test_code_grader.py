@@ -104,46 +104,6 @@ def check(candidate):
     assert shares(found) == [1.0, 1.0, 1 / 3]
 
 
-def test_objects_of_the_program_answer_for_themselves(sandbox: Sandbox) -> None:
-    tests = """
-stack = Stack([1])
-stack.push(2)
-assert stack.pop() == 2 and stack.items == [1]
-assert str(stack) == "<1>" and not hasattr(stack, "size")
-assert longest([Pair(5, 24), Pair(1, 2)]) == 19 and Pair(3, 4).b == 4
-assert sum(count(4)) == 6 and sorted(named(b=1, a=2)) == ["a", "b"] and list(steps(3)) == [0, 1, 2]
-def raises(kind, call, *arguments):
-    try:
-        call(*arguments)
-    except kind:
-        return True
-assert raises(AttributeError, lambda: stack.missing) and raises(UnicodeDecodeError, text, b"\\xff")
-endless = naturals()
-assert [next(endless) for _ in range(3)] == [0, 1, 2] and next(endless) == 3
-assert longest([]) == 0
-assert len(bag()) == 1
-assert longest([Pair(1, 2)]) == 1
-"""
-    right = """
-import itertools
-class Stack:
-    def __init__(self, items): self.items = items
-    def push(self, x): self.items.append(x)
-    def pop(self): return self.items.pop()
-    def __str__(self): return "<%s>" % self.items[0]
-class Pair:
-    def __init__(self, a, b): self.a, self.b = a, b
-def longest(pairs): return max(p.b - p.a for p in pairs)
-def count(n): yield from range(n)
-def named(**given): return given.keys()
-def steps(n): return range(n)
-def text(raw): return raw.decode()
-def naturals(): return itertools.count()
-def bag(): return {Pair(1, 2)}
-"""
-    assert verdicts(sandbox, tests, right) == [ProgramResult(7, 9)]
-
-
 @pytest.mark.parametrize(
     "tests",
     [
@@ -211,6 +171,7 @@ assert [f(n) for n in range(3)] == expected
 
 def test_a_statement_that_fails_spoils_what_it_should_have_changed_and_no_more(sandbox: Sandbox) -> None:
     tests = """
+assert len(bag()) == 1
 for x in (2, 3):
     got = f(x)
     assert got == x * x
@@ -224,8 +185,9 @@ assert faults == []
 faults = [x for x in (2, 3) if g(x) != -x]
 assert faults == []
 """
-    program = "def g(x): return -x\ndef f(x):\n    if x == 3: raise ValueError\n    return x * x"
-    assert verdicts(sandbox, tests, program) == [ProgramResult(2, 4)]
+    program = "def bag(): return {object()}\ndef g(x): return -x\n"
+    program += "def f(x):\n    if x == 3: raise ValueError\n    return x * x"
+    assert verdicts(sandbox, tests, program) == [ProgramResult(2, 5)]
 
 
 def test_what_the_prompt_defines_beside_the_question_is_not_the_programs_to_judge_by(

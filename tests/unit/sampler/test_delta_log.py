@@ -29,12 +29,16 @@ def log_in(directory: Path, *, refusals: Counter[Reason] | None = None) -> Delta
     )
 
 
+def signed(version: int, base: int | None, learner: Learner = LEARNER) -> tuple[Manifest, tuple[bytes, ...]]:
+    """Return an artifact's manifest and its payloads."""
+    manifest, payloads = learner.signed(version, base)
+    return verify_signed(manifest, public_key=learner.key.public_key, run_id=learner.run_id), payloads
+
+
 def begun(log: DeltaLog, version: int, base: int | None) -> tuple[LoggedArtifact, tuple[bytes, ...]]:
     """Begin an artifact; return it and its payloads."""
-    signed, payloads = LEARNER.signed(version, base)
-    manifest = verify_signed(signed, public_key=LEARNER.key.public_key, run_id=LEARNER.run_id)
-    artifact = present(log.begin(manifest))
-    return artifact, payloads
+    manifest, payloads = signed(version, base)
+    return present(log.begin(manifest)), payloads
 
 
 def fill(log: DeltaLog, *artifacts: tuple[int, int | None]) -> None:
@@ -123,8 +127,7 @@ def test_an_artifact_begun_again_goes_on_and_one_that_was_made_anew_starts_over(
     artifact.keep(2, payloads[2])
     assert begun(log, 1, 0)[0].payload(2) == payloads[2]
     learner.epoch = 2
-    signed, _ = learner.signed(1, 0)
-    manifest = verify_signed(signed, public_key=learner.key.public_key, run_id=learner.run_id)
+    manifest, _ = signed(1, 0, learner)
     for is_whole in (False, True):
         if is_whole:
             fill(log, (1, 0))
@@ -146,9 +149,7 @@ def test_a_version_goes_unlogged_where_the_log_has_no_room_for_it(tmp_path: Path
     refusals: Counter[Reason] = Counter()
     log = log_in(tmp_path / "log", refusals=refusals)
     shutil.rmtree(tmp_path / "log")
-    signed, _ = LEARNER.signed(1, 0)
-    manifest = verify_signed(signed, public_key=LEARNER.key.public_key, run_id=LEARNER.run_id)
-    assert log.begin(manifest) is None
+    assert log.begin(signed(1, 0)[0]) is None
     assert refusals == {Reason.DISK: 1}
     assert log.size_bytes == 0
 

@@ -211,27 +211,22 @@ async def test_after_a_change_that_failed_nothing_is_sampled_until_another_one_w
         assert versions == {1, 2}
 
 
-async def test_a_cancelled_request_is_never_finished(model_dir: Path) -> None:
+async def test_a_request_that_is_cancelled_or_that_the_engine_will_not_take_goes_alone(
+    model_dir: Path,
+) -> None:
     async with generating(model_dir) as made:
         await made.serve(0)
+        made.add("too long", SHORT, prompt="1" * 300)
         made.add("long", LONG, completions=32)
         made.add("first", SHORT)
         assert (await made.finished.get()).request_id == "first"
+        name, error = await made.refused.get()
+        assert (name, error.reason) == ("too long", Reason.OVER_LIMIT)
         made.engine_thread.cancel(["long"])
         made.add("last", SHORT)
         assert (await made.finished.get()).request_id == "last"
         assert made.engine.running == 0
         assert made.finished.empty()
-
-
-async def test_a_prompt_the_engine_will_not_take_is_refused_alone(model_dir: Path) -> None:
-    async with generating(model_dir) as made:
-        await made.serve(0)
-        made.add("too long", SHORT, prompt="1" * 300)
-        made.add("fine", SHORT)
-        name, error = await made.refused.get()
-        assert (name, error.reason) == ("too long", Reason.OVER_LIMIT)
-        assert (await made.finished.get()).request_id == "fine"
 
 
 async def test_an_engine_that_fails_again_and_again_ends_its_thread(model_dir: Path) -> None:

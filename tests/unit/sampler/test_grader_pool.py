@@ -18,9 +18,11 @@ from support.graded_texts import grader_of, texts
 from support.refusals import naming
 from support.waiting import until
 
+Make = Callable[..., GraderPool]
+
 
 @pytest_asyncio.fixture
-async def make() -> AsyncIterator[Callable[..., GraderPool]]:
+async def make() -> AsyncIterator[Make]:
     made: list[GraderPool] = []
 
     def make_pool(task: str, *, most: int = 3, wall_limit_s: float = 30, slow_s: float = 0.05) -> GraderPool:
@@ -49,14 +51,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-async def test_the_task_says_how_many_prompts_it_has_and_whether_it_remembers(
-    make: Callable[..., GraderPool],
-) -> None:
-    assert (await make("Fine").start()).prompts == 20
-    assert not (await make("Fine").start()).is_stateful
-    assert (await make("Drawn").start()).is_stateful
-
-
 @pytest.mark.parametrize(
     ("task", "said"),
     [
@@ -65,23 +59,23 @@ async def test_the_task_says_how_many_prompts_it_has_and_whether_it_remembers(
         ("support.bad_prompts:Empty", "prompts is 0"),
     ],
 )
-async def test_what_is_no_task_is_said_at_the_start(
-    make: Callable[..., GraderPool], task: str, said: str
-) -> None:
+async def test_what_is_no_task_is_said_at_the_start(make: Make, task: str, said: str) -> None:
     with naming(TaskUnusableError, said):
         await make(task).start()
 
 
-async def test_a_task_that_answers_at_once_is_served_by_one_process(make: Callable[..., GraderPool]) -> None:
+async def test_a_task_that_answers_at_once_is_served_by_one_process(make: Make) -> None:
     pool = make("Fine", slow_s=5.0)
+    description = await pool.start()
+    assert (description.prompts, description.max_turns, description.is_stateful) == (20, 1, False)
     prompts = await asyncio.gather(*(pool.prompt(index) for index in range(20)))
     assert [prompt.content for prompt in prompts] == [f"{index}=" for index in range(20)]
-    rewards = await asyncio.gather(*(pool.grade(prompts[n], texts("x" * n)) for n in range(20)))
-    assert [group.rewards for group in rewards] == [[float(n % 2)] for n in range(20)]
+    rewards = await asyncio.gather(*(pool.grade(prompts[n], texts("x" * n, "x", "")) for n in range(20)))
+    assert [group.rewards for group in rewards] == [[float(n % 2), 1.0, 0.0] for n in range(20)]
     assert (pool.processes, pool.waiting) == (1, 0)
 
 
-async def test_slow_prompts_are_made_side_by_side(make: Callable[..., GraderPool], place: Path) -> None:
+async def test_slow_prompts_are_made_side_by_side(make: Make, place: Path) -> None:
     pool = make("HeldPrompts")
     held = [asyncio.create_task(pool.prompt(index)) for index in HELD]
     await until(lambda: len(list(place.iterdir())) == len(HELD))
@@ -115,7 +109,7 @@ async def test_a_late_event_loop_is_not_taken_for_a_slow_process(place: Path) ->
     assert len(made) == 1
 
 
-async def test_what_hangs_holds_up_no_other_request(make: Callable[..., GraderPool]) -> None:
+async def test_what_hangs_holds_up_no_other_request(make: Make) -> None:
     pool = make("GraderHangs", wall_limit_s=20)
     prompt = await pool.prompt(1)
     hanging = asyncio.create_task(pool.grade(prompt, texts("x")))
@@ -129,7 +123,7 @@ async def test_what_hangs_holds_up_no_other_request(make: Callable[..., GraderPo
 
 
 async def test_there_are_never_more_processes_than_allowed_and_gradings_go_first(
-    make: Callable[..., GraderPool], place: Path
+    make: Make, place: Path
 ) -> None:
     pool = make("HeldPrompts", most=1)
     prompt = await pool.prompt(0)
@@ -150,7 +144,7 @@ async def test_there_are_never_more_processes_than_allowed_and_gradings_go_first
 
 
 async def test_a_prompt_that_cannot_be_had_says_why_and_the_next_one_comes(
-    make: Callable[..., GraderPool],
+    make: Make,
 ) -> None:
     pool = make("EachBad", wall_limit_s=1.0, most=1)
     for index, (fault, said) in enumerate(
@@ -170,7 +164,7 @@ async def test_a_prompt_that_cannot_be_had_says_why_and_the_next_one_comes(
 
 
 async def test_messages_are_taken_as_data_sets_have_them_with_tools_of_their_own(
-    make: Callable[..., GraderPool],
+    make: Make,
 ) -> None:
     pool = make("Talks", most=1)
     called, parts = await pool.prompt(0), await pool.prompt(1)
@@ -187,16 +181,16 @@ async def test_messages_are_taken_as_data_sets_have_them_with_tools_of_their_own
         assert error.value.fault is Failure.PROMPT_FAILED
 
 
-async def test_who_made_a_prompt_grades_it_where_the_task_remembers(make: Callable[..., GraderPool]) -> None:
+async def test_who_made_a_prompt_grades_it_where_the_task_remembers(make: Make) -> None:
     pool = make("Drawn", most=2)
-    await pool.start()
+    assert (await pool.start()).is_stateful
     prompts = [await pool.prompt(index) for index in range(5)]
     for index, prompt in reversed(list(enumerate(prompts))):
         (reward,) = (await pool.grade(prompt, texts("x"))).rewards
         assert prompt.content == f"{index}+{reward:.0f}="
 
 
-async def test_what_a_killed_process_remembered_is_nobodys_fault(make: Callable[..., GraderPool]) -> None:
+async def test_what_a_killed_process_remembered_is_nobodys_fault(make: Make) -> None:
     pool = make("Drawn", most=1, wall_limit_s=0.5)
     await pool.start()
     prompt = await pool.prompt(3)
@@ -207,9 +201,7 @@ async def test_what_a_killed_process_remembered_is_nobodys_fault(make: Callable[
     assert error.value.fault is None
 
 
-async def test_requests_that_are_cancelled_leave_their_place(
-    make: Callable[..., GraderPool], place: Path
-) -> None:
+async def test_requests_that_are_cancelled_leave_their_place(make: Make, place: Path) -> None:
     pool = make("HeldPrompts", most=1)
     first, second, third = (asyncio.create_task(pool.prompt(index)) for index in (1, 2, 3))
     await until(lambda: pool.waiting == 2 and (place / "1").exists())
@@ -228,7 +220,7 @@ def said(*turns: str) -> list[dict[str, str]]:
     return [{"role": ("assistant", "user")[n % 2], "content": text} for n, text in enumerate(turns)]
 
 
-async def test_a_task_replies_to_a_conversation_until_it_is_over(make: Callable[..., GraderPool]) -> None:
+async def test_a_task_replies_to_a_conversation_until_it_is_over(make: Make) -> None:
     pool = make(GAME)
     assert (await pool.start()).max_turns == 4
     prompt = await pool.prompt(5)
@@ -241,10 +233,7 @@ async def test_a_task_replies_to_a_conversation_until_it_is_over(make: Callable[
     assert grades.metrics == {"turns": [2.0], "drawn": [3.0]}
 
 
-async def test_a_task_without_replies_has_one_turn_and_one_of_texts_may_reply(
-    make: Callable[..., GraderPool],
-) -> None:
-    assert (await make("Fine").start()).max_turns == 1
+async def test_a_task_of_texts_may_reply(make: Make) -> None:
     pool = make("support.guessing_task:Short")
     description = await pool.start()
     assert (description.max_turns, description.is_stateful) == (7, True)
@@ -254,7 +243,7 @@ async def test_a_task_without_replies_has_one_turn_and_one_of_texts_may_reply(
     assert (await pool.grade(prompt, texts("four"))).rewards == [4.0]
 
 
-async def test_a_bound_on_turns_is_a_number_within_reason(make: Callable[..., GraderPool]) -> None:
+async def test_a_bound_on_turns_is_a_number_within_reason(make: Make) -> None:
     with naming(TaskUnusableError, "max_turns", "1000000", "1024"):
         await make("support.guessing_task:Endless").start()
 
@@ -271,7 +260,7 @@ async def test_a_bound_on_turns_is_a_number_within_reason(make: Callable[..., Gr
     ],
 )
 async def test_a_reply_that_fails_says_why_and_the_next_is_given(
-    make: Callable[..., GraderPool], task: str, fault: Failure, words: str
+    make: Make, task: str, fault: Failure, words: str
 ) -> None:
     pool = make(f"support.guessing_task:{task}", wall_limit_s=0.3, most=1)
     prompt = await pool.prompt(3)

@@ -1,84 +1,32 @@
-import asyncio
-from collections.abc import AsyncIterator, Callable
-
 import pytest
-import pytest_asyncio
 
 from node.values.groups.failure import Failure
 from sampler.tasks.processes.grader_requests import TaskError
-from support.graded_texts import LoneGrader, grader_of, texts
+from support.graded_texts import grading, texts
 from support.refusals import naming
 
 
-class Kills:
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self) -> None:
-        self.count += 1
-
-
-@pytest.fixture
-def kills() -> Kills:
-    return Kills()
-
-
-@pytest_asyncio.fixture
-async def make(kills: Kills) -> AsyncIterator[Callable[..., LoneGrader]]:
-    made: list[LoneGrader] = []
-
-    def make_grader(task: str, **limits: float) -> LoneGrader:
-        path = "sampler.tasks.addition:AdditionTask" if task == "addition" else f"support.unruly_tasks:{task}"
-        made.append(LoneGrader(grader_of(path, killed=kills, **limits)))
-        return made[-1]
-
-    yield make_grader
-    for grader in made:
-        await grader.pool.close()
-
-
-async def test_rewards_come_back_in_order_to_the_group_they_are_of(
-    make: Callable[..., LoneGrader], kills: Kills
-) -> None:
-    grader = make("addition")
-    assert (await grader.grade(37, texts("10", "9", "10"))).rewards == [1.0, 0.0, 1.0]
-    rewards = await asyncio.gather(*(grader.grade(n, texts(str(n), "x")) for n in range(10)))
-    assert [group.rewards for group in rewards] == [[1.0, 0.0]] * 10
-    assert kills.count == 0
-
-
-async def test_a_grader_that_burns_cpu_is_ended_by_the_kernel(
-    make: Callable[..., LoneGrader], kills: Kills
-) -> None:
-    grader = make("Spinning", cpu_limit_s=1)
-    with naming(TaskError, "died"):
-        await grader.grade(1, texts("x"))
-    assert kills.count == 1
-    assert (await grader.grade(0, texts("x"))).rewards == [1.0]
-
-
 async def test_a_grader_that_raises_fails_its_group_only_and_says_where_with_the_traceback_in_the_log(
-    make: Callable[..., LoneGrader], kills: Kills, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    grader = make("Raising")
-    with naming(TaskError, "RuntimeError", "unruly_tasks.py", "no such answer"):
-        await grader.grade(1, texts("x"))
+    async with grading("support.unruly_tasks:Raising") as grader:
+        with naming(TaskError, "RuntimeError", "unruly_tasks.py", "no such answer"):
+            await grader.grade(1, texts("x"))
+        assert (await grader.grade(0, texts("x"))).rewards == [1.0]
+        assert grader.process.incarnation == 1
     [logged] = [vars(record) for record in caplog.records if record.message == "task raised"]
     assert (logged["who"], logged["prompt_index"]) == ("the grader", 1)
     assert logged["traceback"].startswith("Traceback (most recent call last):")
     assert 'raise RuntimeError("no such answer")' in logged["traceback"]
-    assert (await grader.grade(0, texts("x"))).rewards == [1.0]
-    assert kills.count == 0
 
 
 async def test_what_a_grader_prints_is_an_event_each_line_and_forges_none(
-    make: Callable[..., LoneGrader], caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level("INFO")
     forged = '{"event": "step", "level": "info"}'
-    grader = make("Printing")
-    await grader.grade(1, texts(f"\x1b[2Jcleared\n{forged}"))
-    await grader.pool.close()
+    async with grading("support.unruly_tasks:Printing") as grader:
+        await grader.grade(1, texts(f"\x1b[2Jcleared\n{forged}"))
     told = [vars(record) for record in caplog.records if record.message == "printed"]
     assert [(one["program"], one["text"]) for one in told] == [
         ("grader of support.unruly_tasks:Printing", "graded \\x1b[2Jcleared"),
@@ -101,17 +49,18 @@ ODD = [
 ]
 
 
-async def test_what_is_no_reward_or_metric_is_refused_by_name(make: Callable[..., LoneGrader]) -> None:
-    grader = make("Odd")
-    for number, said in enumerate(ODD):
-        with pytest.raises(TaskError, match=f"the grader .*{said}") as error:
-            await grader.grade(number, texts("x"))
-        assert error.value.fault is Failure.GRADING_FAILED
+async def test_what_is_no_reward_or_metric_is_refused_by_name() -> None:
+    async with grading("support.unruly_tasks:Odd") as grader:
+        for number, said in enumerate(ODD):
+            with pytest.raises(TaskError, match=f"the grader .*{said}") as error:
+                await grader.grade(number, texts("x"))
+            assert error.value.fault is Failure.GRADING_FAILED
 
 
-async def test_a_grader_may_abstain_and_may_be_a_coroutine(make: Callable[..., LoneGrader]) -> None:
-    grades = await make("Abstaining").grade(0, texts("yes", "no", "perhaps"))
-    assert grades.rewards == [1.0, 0.0, None]
-    assert grades.metrics == {"sure": [1.0, 1.0, None]}
-    with naming(TaskError, "KeyError", "unruly_tasks.py", "'well'", "completion 1"):
-        await make("Abstaining").grade(0, texts("yes", "well"))
+async def test_a_grader_may_abstain_and_may_be_a_coroutine() -> None:
+    async with grading("support.unruly_tasks:Abstaining") as grader:
+        grades = await grader.grade(0, texts("yes", "no", "perhaps"))
+        assert grades.rewards == [1.0, 0.0, None]
+        assert grades.metrics == {"sure": [1.0, 1.0, None]}
+        with naming(TaskError, "KeyError", "unruly_tasks.py", "'well'", "completion 1"):
+            await grader.grade(0, texts("yes", "well"))

@@ -35,17 +35,22 @@ def test_a_thousand_groups_within_the_interval_are_told_once(group: RolloutGroup
     assert (last["groups"], last["within_s"], last["verdicts"]) == (1000, LOG_EVERY_S, {"spooled": 1000})
     assert (last["tokens"], last["reward_mean"]) == (1000 * group.tokens, 0.5)
     assert (last["sampled_s"], last["graded_s"]) == (2.0, 0.5)
-    assert (last["oldest_version"], last["newest_version"]) == (group.oldest_version, group.newest_version)
     assert tally.rest(now=100.0 + LOG_EVERY_S) is None
 
 
-def test_the_rest_is_told_when_the_sampler_stops(group: RolloutGroup) -> None:
+def test_the_rest_is_told_when_the_sampler_stops_with_the_versions_of_all() -> None:
     tally = GroupTally(now=0.0)
-    add(tally, rewarded(group, 1.0), Verdict.SPOOLED, now=1.0)
-    add(tally, rewarded(group, 0.0), Verdict.DUPLICATE, now=2.0)
+    for version, reward, verdict in (
+        (7, 1.0, Verdict.SPOOLED),
+        (5, 0.0, Verdict.DUPLICATE),
+        (9, 0.5, Verdict.SPOOLED),
+        (8, 0.5, Verdict.SPOOLED),
+    ):
+        add(tally, rewarded(make_group(version=version), reward), verdict, now=1.0)
     rest = present(tally.rest(now=5.0))
-    assert (rest["groups"], rest["within_s"], rest["reward_mean"]) == (2, 5.0, 0.5)
-    assert rest["verdicts"] == {"spooled": 1, "duplicate": 1}
+    assert (rest["groups"], rest["within_s"], rest["reward_mean"]) == (4, 5.0, 0.5)
+    assert rest["verdicts"] == {"spooled": 3, "duplicate": 1}
+    assert (rest["oldest_version"], rest["newest_version"]) == (5, 9)
 
 
 def test_means_are_rounded_for_the_line_they_are_told_in(group: RolloutGroup) -> None:
@@ -61,18 +66,6 @@ def test_means_are_rounded_for_the_line_they_are_told_in(group: RolloutGroup) ->
         2.0,
         0.667,
     )
-
-
-def test_nothing_is_told_of_nothing() -> None:
-    assert GroupTally(now=0.0).rest(now=100.0) is None
-
-
-def test_the_oldest_and_the_newest_version_of_all_groups_are_told() -> None:
-    tally = GroupTally(now=0.0)
-    for version in (5, 9, 7):
-        add(tally, make_group(version=version), Verdict.SPOOLED, now=1.0)
-    told = present(tally.rest(now=2.0))
-    assert (told["oldest_version"], told["newest_version"]) == (5, 9)
 
 
 def test_graders_metrics_are_logged_as_means_over_the_groups_that_have_them() -> None:

@@ -1,6 +1,7 @@
 """Graders that do harm: none delays the sampler beyond its limit, and nothing of them is left."""
 
 import asyncio
+import itertools
 import os
 import secrets
 import sys
@@ -21,33 +22,35 @@ from support.waiting import until
 
 WALL_LIMIT_S = 2.0
 LEAST_TURNS = 10
-"""Fewest turns of the event loop within that limit; a machine with nothing else to do has two hundred."""
+"""Fewest turns of the event loop until a limit; a machine with nothing else to do has a hundred."""
 PATIENCE_S = 60.0
 """For a busy machine to start a process; nothing here waits that long elsewhere."""
 
 MARK = "HETERORL_TEST_MARK"
 
-HARMS = {
-    "loop": Failure.GRADING_TIMED_OUT,
-    "swallow": Failure.GRADING_TIMED_OUT,
-    "fork_bomb": Failure.GRADING_TIMED_OUT,
-    "daemon": Failure.GRADING_TIMED_OUT,
-    "memory": Failure.GRADING_FAILED,
-    "segfault": Failure.GRADING_FAILED,
-    "exit": Failure.GRADING_FAILED,
-    "close": Failure.GRADING_FAILED,
-    "regex": Failure.GRADING_TIMED_OUT,
-    "daemon_and_exit": Failure.GRADING_FAILED,
-    "stop": Failure.GRADING_TIMED_OUT,
-    "message": Failure.GRADING_FAILED,
-    "recursion": Failure.GRADING_FAILED,
-    "patch": Failure.GRADING_FAILED,
-    "answer": Failure.GRADING_FAILED,
-    "output": None,
-    "fork_and_return": None,
-    "orphans": None,
-    "threads": None,
+HARMS: dict[str, tuple[Failure | None, dict[str, float], list[list[str]]]] = {
+    "sleeping": (
+        Failure.GRADING_TIMED_OUT,
+        {"wall_limit_s": WALL_LIMIT_S},
+        [["swallow"], ["fork_bomb"], ["daemon"], ["stop"]],
+    ),
+    "computing": (
+        Failure.GRADING_TIMED_OUT,
+        {"wall_limit_s": PATIENCE_S, "cpu_limit_s": 1},
+        [["regex"]],
+    ),
+    "failing": (
+        Failure.GRADING_FAILED,
+        {"wall_limit_s": PATIENCE_S},
+        [["memory", "exit", "close", "daemon_and_exit", "message", "recursion", "patch", "answer"]],
+    ),
+    "doing more": (
+        None,
+        {"wall_limit_s": PATIENCE_S},
+        [["output", "orphans", "fork_and_return"], ["threads"]],
+    ),
 }
+"""Fault of the group, limits of the graders, and the harms of each grader in their turn."""
 
 
 @pytest.fixture
@@ -59,12 +62,6 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     while left := [process for process in marked(mark) if process.pid != os.getpid()]:
         for process in left:
             process.kill()
-
-
-def make_pool(harm: str) -> GraderPool:
-    setup = TaskSetup("support.hostile_tasks:Hostile", {"harm": harm}, environment=[MARK])
-    wall_limit_s = WALL_LIMIT_S if HARMS[harm] is Failure.GRADING_TIMED_OUT else PATIENCE_S
-    return GraderPool(lambda: grader_of(setup, wall_limit_s=wall_limit_s), most=2)
 
 
 def marked(mark: str) -> list[psutil.Process]:
@@ -88,67 +85,55 @@ async def turns_until(stop: asyncio.Event) -> int:
     return turns
 
 
-SLEEPING = ["swallow", "fork_bomb", "daemon", "stop"]
-COMPUTING = ["loop", "regex"]
-OTHERS = [harm for harm in HARMS if harm not in SLEEPING + COMPUTING]
-
-
-@pytest.mark.parametrize(
-    "harms",
-    [SLEEPING, COMPUTING, *([harm] for harm in OTHERS)],
-    ids="-".join,
-)
-def test_a_hostile_grader_costs_its_group_only_and_leaves_nothing(harms: list[str], mark: str) -> None:
+@pytest.mark.parametrize("kind", HARMS)
+def test_a_hostile_grader_costs_its_group_only_and_leaves_nothing(kind: str, mark: str) -> None:
     # The daemon runs on uvloop, whose processes are not asyncio's.
-    uvloop.run(cost_their_groups_only(harms, mark))
+    uvloop.run(cost_their_groups_only(mark, *HARMS[kind]))
 
 
-async def cost_their_groups_only(harms: list[str], mark: str) -> None:
-    """Run each harm as a sampler of its own, so that all wait for the limit side by side."""
-    outcomes = await asyncio.gather(*(cost_its_group_only(harm) for harm in harms), return_exceptions=True)
-    failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
-    if failures:
-        raise ExceptionGroup(", ".join(harms), failures)
+async def cost_their_groups_only(
+    mark: str, fault: Failure | None, limits: dict[str, float], harms: list[list[str]]
+) -> None:
+    others = set(psutil.Process().children(recursive=True))
+    setup = TaskSetup("support.hostile_tasks:Hostile", {}, environment=[MARK])
+    pools = [GraderPool(lambda: grader_of(setup, **limits), most=1) for _ in harms]
+    try:
+        for turn in itertools.zip_longest(*harms):
+            side_by_side = [
+                grade_with(pool, harm, fault) for pool, harm in zip(pools, turn, strict=True) if harm
+            ]
+            outcomes = await asyncio.gather(*side_by_side, return_exceptions=True)
+            failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+            if failures:
+                raise ExceptionGroup(f"{turn}", failures)
+            mine = set(psutil.Process().children(recursive=True)) - others
+            assert len(mine) <= 3 * len(pools), f"what {turn} started is gone before the next group"
+            # A child that the grader did not wait for is its own.
+            is_reaped = all(one.status() != psutil.STATUS_ZOMBIE for one in mine)
+            assert is_reaped or "fork_and_return" in turn, f"orphans of {turn} are reaped before the next"
+    finally:  # also where an assertion fails: uvloop does not close while a process of its own lives
+        await asyncio.gather(*(pool.close() for pool in pools))
     await until(lambda: not marked(mark))
 
 
-async def cost_its_group_only(harm: str) -> None:
-    pool = make_pool(harm)
-    try:
-        await grade_with(pool, harm)
-    finally:  # also where an assertion fails: uvloop does not close while a process of its own lives
-        await pool.close()
-
-
-async def grade_with(pool: GraderPool, harm: str) -> None:
+async def grade_with(pool: GraderPool, harm: str, fault: Failure | None) -> None:
     await pool.start()
     prompt = await pool.prompt(1)
     stop = asyncio.Event()
     watching = asyncio.create_task(turns_until(stop))
     began = time.monotonic()
-    fault = HARMS[harm]
     if fault is None:
-        assert (await pool.grade(prompt, texts("x"))).rewards == [1.0]
+        assert (await pool.grade(prompt, texts(harm))).rewards == [1.0]
     else:
         with pytest.raises(TaskError) as error:
-            await pool.grade(prompt, texts("x"))
-        assert error.value.fault is fault
+            await pool.grade(prompt, texts(harm))
+        assert error.value.fault is fault, harm
         assert time.monotonic() - began < WALL_LIMIT_S + PATIENCE_S
     stop.set()
     turns = await watching
     if fault is Failure.GRADING_TIMED_OUT:
         assert turns > LEAST_TURNS, "heartbeats would have waited for the grader's limit"
     assert (await pool.grade(await pool.prompt(2), texts("x", "y"))).rewards == [1.0, 1.0]
-    mine = [one for grader in pool._graders if grader._process for one in family(grader._process.pid)]
-    assert len(mine) <= 4, "what the grader started is gone before the next group"
-    # A child that the grader did not wait for is its own.
-    is_reaped = all(one.status() != psutil.STATUS_ZOMBIE for one in mine)
-    assert harm == "fork_and_return" or is_reaped, "orphans are reaped before the next group"
-
-
-def family(pid: int) -> list[psutil.Process]:
-    process = psutil.Process(pid)
-    return [process, *process.children(recursive=True)]
 
 
 def test_a_grader_that_ends_between_two_groups_costs_none() -> None:
@@ -174,13 +159,11 @@ from sampler.tasks.processes.grader_pool import GraderPool
 from support.graded_texts import grader_of, prompt_of, texts
 
 async def main():
-    setup = TaskSetup(
-        "support.hostile_tasks:Hostile", {"harm": "swallow"}, environment=["HETERORL_TEST_MARK"]
-    )
+    setup = TaskSetup("support.hostile_tasks:Hostile", {}, environment=["HETERORL_TEST_MARK"])
     pool = GraderPool(lambda: grader_of(setup, wall_limit_s=600, cpu_limit_s=600), most=1)
     await pool.start()
     print("ready", flush=True)
-    await pool.grade(prompt_of(1), texts("x"))
+    await pool.grade(prompt_of(1), texts("swallow"))
 
 asyncio.run(main())
 """

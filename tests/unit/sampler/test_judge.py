@@ -81,38 +81,28 @@ def test_each_completion_is_asked_about_once_at_temperature_zero(
     assert asking.outages == {}
 
 
-@pytest.mark.parametrize(
-    ("reply", "reward"),
-    [
-        ('{"score": 4}', 0.75),
-        ('Here:\n```json\n{"why": "{fine}", "score": "2.5"}\n```', 0.375),
-        ('{"score": 5}', 1.0),
-    ],
-)
-def test_a_score_is_read_from_json_and_put_on_the_scale(
-    server: JudgeServer, reply: str, reward: float
-) -> None:
-    server.answer = lambda request: request.say(reply)
-    scale = {"score_pattern": None, "score_key": "score", "lowest": 1, "highest": 5}
-    assert Asking(server, options=scale).rewards("x") == [reward]
+FROM_JSON = {"score_pattern": None, "score_key": "score", "lowest": 1, "highest": 5}
 
 
 @pytest.mark.parametrize(
-    ("pattern", "reply", "reward"),
+    ("options", "reply", "reward"),
     [
-        ("Score: ([0-9]+)", "Score: 7.5", 0.75),
-        ("Score: ([0-9]+)", "Score: 7.", 0.7),
-        ("([0-9])", "Score: 10", 1.0),
-        (r"Score: (\d)", "Score: 7.25 of 10", 0.725),
-        (r"Score: (-?\d+)", "Score: 0.5", 0.05),
-        (r"Score: (\d+)/10", "Score: 7/10", 0.7),
+        (FROM_JSON, '{"score": 4}', 0.75),
+        (FROM_JSON, 'Here:\n```json\n{"why": "{fine}", "score": "2.5"}\n```', 0.375),
+        (FROM_JSON, '{"score": 5}', 1.0),
+        ({"score_pattern": "Score: ([0-9]+)"}, "Score: 7.5", 0.75),
+        ({"score_pattern": "Score: ([0-9]+)"}, "Score: 7.", 0.7),
+        ({"score_pattern": "([0-9])"}, "Score: 10", 1.0),
+        ({"score_pattern": r"Score: (\d)"}, "Score: 7.25 of 10", 0.725),
+        ({"score_pattern": r"Score: (-?\d+)"}, "Score: 0.5", 0.05),
+        ({"score_pattern": r"Score: (\d+)/10"}, "Score: 7/10", 0.7),
     ],
 )
-def test_a_pattern_that_matches_a_part_of_a_number_reads_all_of_it(
-    server: JudgeServer, pattern: str, reply: str, reward: float
+def test_a_score_is_read_from_json_or_by_a_pattern_that_matches_a_part_of_it_and_put_on_the_scale(
+    server: JudgeServer, options: dict[str, Any], reply: str, reward: float
 ) -> None:
     server.answer = lambda request: request.say(reply)
-    assert Asking(server, options={"score_pattern": pattern}).rewards("x") == [reward]
+    assert Asking(server, options=options).rewards("x") == [reward]
 
 
 def test_the_completions_of_a_group_are_judged_at_once_up_to_the_limit(server: JudgeServer) -> None:
@@ -175,13 +165,16 @@ def test_a_bad_answer_is_asked_for_again_and_the_second_counts(server: JudgeServ
     assert asking.outages == Counter(outage for _, outage in BAD.values())
 
 
-@pytest.mark.parametrize("kind", ["500", "no score", "hangs"])
+@pytest.mark.parametrize("kind", ["no score", "hangs"])
 def test_attempts_are_bounded_and_then_the_group_is_given_up(server: JudgeServer, kind: str) -> None:
     bad, outage = BAD[kind]
     server.answer = bad
     asking = Asking(server, attempts=2, timeout_s=0.5)
     assert asking.outage("x").outage is outage
     assert (len(server.requests), asking.outages) == (2, {outage: 2})
+    nobody = Asking(server, url="http://127.0.0.1:1/v1", attempts=2)
+    assert nobody.outage("x").outage is Outage.UNREACHABLE
+    assert nobody.outages == {Outage.UNREACHABLE: 2}
 
 
 def test_one_completion_without_a_score_is_enough_and_the_others_are_not_waited_for(
@@ -201,12 +194,6 @@ def test_a_refusal_is_not_repeated_and_no_redirect_followed(server: JudgeServer,
     error = Asking(server).outage("x")
     assert (error.outage, len(server.requests)) == (Outage.REFUSED, 1)
     assert str(error) == f"HTTP {status}: no"
-
-
-def test_a_judge_that_is_not_there(server: JudgeServer) -> None:
-    asking = Asking(server, url="http://127.0.0.1:1/v1", attempts=2)
-    assert asking.outage("x").outage is Outage.UNREACHABLE
-    assert asking.outages == {Outage.UNREACHABLE: 2}
 
 
 def test_a_group_ends_before_its_time_is_up(server: JudgeServer) -> None:
@@ -277,6 +264,8 @@ async def test_a_group_without_a_judge_is_given_back_and_its_prompt_not_blamed(s
 def test_a_coordinator_names_neither_address_nor_key_nor_a_model_that_is_not_allowed(
     server: JudgeServer,
 ) -> None:
+    with misconfigured("sampler.judge.url", key="coordinator.task_options.grader"):
+        setup_of("jsonl", {"grader": "judge", "judge": OPTIONS})
     with misconfigured("sampler.judge.models", "cheap", key="coordinator.task_options.judge.model"):
         setup(server, models=["cheap"])
     for stolen in ({"url": "http://evil"}, {"api_key_env": "AWS_SECRET"}):
@@ -284,11 +273,6 @@ def test_a_coordinator_names_neither_address_nor_key_nor_a_model_that_is_not_all
             setup_of("jsonl", {"grader": "judge", "judge": OPTIONS | stolen})
     with misconfigured("local", "'jsonl'", key="coordinator.task_options"):
         setup_of("jsonl", {"local": {}})
-
-
-def test_a_sampler_without_a_judge_refuses_the_run() -> None:
-    with misconfigured("sampler.judge.url", key="coordinator.task_options.grader"):
-        setup_of("jsonl", {"grader": "judge", "judge": OPTIONS})
 
 
 def test_the_wall_limit_must_leave_the_judge_its_time(server: JudgeServer) -> None:

@@ -170,13 +170,14 @@ async def test_a_coordinator_that_has_started_again_ends_no_stop_before_it_knows
     assert len(desk.hub.asked) == 2
 
 
-async def test_leases_are_given_back_while_the_hub_has_none() -> None:
-    desk = Desk(Hub())
+@pytest.mark.parametrize("grants", [(), (grant("1.1", "2.1"),)], ids=["hub has none", "no room is left"])
+async def test_leases_are_given_back_at_once_while_none_are_asked_for(grants: tuple[LeaseGrant, ...]) -> None:
+    desk = Desk(Hub(*grants))
     async with leasing(desk):
-        await until(lambda: desk.node_metrics.waits_for == "prompt lease: staleness")
+        await until(lambda: desk.hub.asked == [2])
         desk.leasing.give_back(["9.9"])
         await until(lambda: desk.hub.released == ["9.9"])
-        assert len(desk.hub.asked) == 1
+    assert desk.hub.asked == [2]
 
 
 async def test_nothing_is_leased_before_there_is_a_policy_to_sample_from() -> None:
@@ -230,14 +231,6 @@ async def test_unwanted_leases_go_back_before_more_are_asked_for() -> None:
     assert desk.hub.released == ["2.1"]
 
 
-async def test_leases_given_back_while_all_room_is_taken_go_back_at_once() -> None:
-    desk = Desk(Hub(grant("1.1", "2.1")))
-    async with leasing(desk):
-        await until(lambda: desk.work_queue.room() == 0)
-        desk.leasing.give_back(["9.9"])
-        await until(lambda: desk.hub.released == ["9.9"])
-
-
 async def test_a_failed_lease_goes_back_with_its_fault_and_is_told_until_the_hub_has_heard_it() -> None:
     desk = Desk(Hub(grant("1.1", "2.1")))
     desk.hub.release_failures = [ConnectionLost("cut"), RefusedError(Reason.BUSY, "later")]
@@ -284,12 +277,16 @@ class Reading:
         return EngineUse(0.05, self.asked_share)
 
 
+@pytest.fixture(autouse=True)
+def reading_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leasing_module, "READING_S", 0.0)
+
+
 @asynccontextmanager
 async def filling(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, *, is_set: bool = False, reading: Reading | None = None
+    desk: Desk, *, is_set: bool = False, reading: Reading | None = None
 ) -> AsyncIterator[Reading]:
     """Lease for an engine in which a group takes ten seconds."""
-    monkeypatch.setattr(leasing_module, "READING_S", 0.0)
     desk.work_queue.group_s = 10.0
     reading = Reading() if reading is None else reading
     async with leasing(desk), asyncio.TaskGroup() as tasks:
@@ -305,12 +302,10 @@ def grant_of(leases: int, *, after: int = 0) -> LeaseGrant:
     return grant(*(f"{after + number}.1" for number in range(leases)))
 
 
-async def test_an_empty_engine_is_asked_more_groups_for_as_long_as_the_hub_grants_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_empty_engine_is_asked_more_groups_for_as_long_as_the_hub_grants_them() -> None:
     grants = (grant_of(2), grant_of(6, after=2), grant_of(8, after=8), grant_of(16, after=16))
     desk = Desk(Hub(*grants), monotonic=itertools.count().__next__)
-    async with filling(desk, monkeypatch) as reading:
+    async with filling(desk) as reading:
         await until(lambda: desk.hub.asked == [2, 6, 8, 16, 32])  # and no more: the hub is at its bound
         looks = reading.looks
         await until(lambda: reading.looks > looks + 100)
@@ -319,11 +314,11 @@ async def test_an_empty_engine_is_asked_more_groups_for_as_long_as_the_hub_grant
 
 @pytest.mark.parametrize(("asked_share", "wait"), [(0.1, TOO_FEW_GROUPS), (1.0, "")])
 async def test_a_number_that_is_set_stays_and_is_named_where_the_engine_has_room_for_more(
-    asked_share: float, wait: str, monkeypatch: pytest.MonkeyPatch
+    asked_share: float, wait: str
 ) -> None:
     desk = Desk(Hub(grant_of(2)), monotonic=itertools.count().__next__)
     before = desk.work_queue.concurrency_groups
-    async with filling(desk, monkeypatch, is_set=True, reading=Reading(asked_share)) as reading:
+    async with filling(desk, is_set=True, reading=Reading(asked_share)) as reading:
         await until(lambda: desk.hub.asked == [2] and reading.looks > 100)
         await until(lambda: desk.leasing.held_back_by == wait)
     assert desk.work_queue.concurrency_groups == before
@@ -332,28 +327,24 @@ async def test_a_number_that_is_set_stays_and_is_named_where_the_engine_has_room
 @pytest.mark.parametrize(
     "answer", [LeaseGrant((), 3600.0, "staleness"), ConnectionLost("gone")], ids=["at its bound", "away"]
 )
-async def test_a_sampler_that_its_hub_holds_back_asks_for_no_more(
-    answer: LeaseGrant | Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_sampler_that_its_hub_holds_back_asks_for_no_more(answer: LeaseGrant | Exception) -> None:
     desk = Desk(Hub(answer), monotonic=itertools.count().__next__)
-    async with filling(desk, monkeypatch) as reading:
+    async with filling(desk) as reading:
         await until(lambda: reading.looks > 100)
     assert desk.work_queue.concurrency_groups == FIRST_GROUPS
 
 
-async def test_an_engine_without_a_version_is_not_asked_how_full_it_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_engine_without_a_version_is_not_asked_how_full_it_is() -> None:
     desk = Desk(Hub(), is_serving=False)
-    async with filling(desk, monkeypatch) as reading:
+    async with filling(desk) as reading:
         for _ in range(100):
             await asyncio.sleep(0)
     assert reading.looks == 0
 
 
-async def test_slow_graders_are_given_no_more_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_graders_are_given_no_more_groups() -> None:
     desk = Desk(Hub(grant_of(2), grant_of(6, after=2)), monotonic=itertools.count().__next__)
     desk.are_graders_late = True
-    async with filling(desk, monkeypatch) as reading:
+    async with filling(desk) as reading:
         await until(lambda: reading.looks > 100)
     assert desk.hub.asked == [2, 6]

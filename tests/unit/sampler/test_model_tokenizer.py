@@ -38,6 +38,8 @@ PARTS = CHATML.replace(
     "(m['content'] if m['content'] is string else m['content'] | map(attribute='text') | join('+'))",
 )
 
+HINTED = CHATML.replace("{% if add", "{{ hint }}{% if add")
+REFUSING = "{% if messages[-1]['role'] == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}" + CHATML
 THOUGHTLESS = CHATML.replace("m['content']", "(m['content'].split('</think>')[-1] | trim)")
 
 
@@ -51,6 +53,10 @@ def tokenizer(directory: Path, **options: Any) -> ModelTokenizer:
 
 def text_of(made: ModelTokenizer, prompt: Any, **arguments: Any) -> str:
     return made.decode_prompt(made.encode(prompt, arguments))
+
+
+def reply_of(made: ModelTokenizer, reply: Any, **arguments: Any) -> str:
+    return made.decode_prompt(made.encode_reply(reply, arguments))
 
 
 @pytest.mark.parametrize(
@@ -152,6 +158,12 @@ def test_a_prompt_has_one_beginning_and_no_end(
     assert text_of(tokenizer(tmp_path, adds=adds), prompt) == text
 
 
+def test_messages_have_the_bos_that_their_template_writes_and_no_second_one(tmp_path: Path) -> None:
+    made = tokenizer(tmp_path, template="{{ bos_token }}" + CHATML, adds=("<bos>", ""))
+    assert made.encode([ASKED])[0] == BOS
+    assert text_of(made, [ASKED]) == f"<bos>{ASKED_TEXT}{OPENING}"
+
+
 @pytest.mark.parametrize(
     ("template", "messages", "text"),
     [
@@ -220,7 +232,8 @@ def test_a_template_for_prompts_with_tools_is_taken_for_them(tmp_path: Path) -> 
          "tools"),
         ("{% for m in messages %}{{ m['role'] }}{% endfor %}", [ASKED, {**SAID, "content": "a"}], "0 times"),
         (CHATML, [{"role": "user", "content": [{"type": "image_url"}]}], "'image_url'"),
-        (None, [ASKED], "chat template"),
+        (None, [ASKED], "chat_template"),
+        (REFUSING, [{"role": "tool", "content": "1"}], "no tools here"),
     ],
 )  # fmt: skip
 def test_messages_that_nothing_can_go_on_from_are_refused_with_the_reason(
@@ -230,19 +243,40 @@ def test_messages_that_nothing_can_go_on_from_are_refused_with_the_reason(
         tokenizer(tmp_path, template=template).encode(messages)
 
 
-def test_a_reply_ends_where_an_answer_begins_though_the_template_begins_none(tmp_path: Path) -> None:
-    made = tokenizer(tmp_path, template=NO_OPENING)
-    talk = [ASKED, {**SAID, "content": "<think>x"}, {"role": "user", "content": "and?"}]
-    assert made.decode_prompt(made.encode_reply(talk)) == (
-        f"<|im_end|>\n<|im_start|>user\nand?<|im_end|>\n{OPENING}"
-    )
+TALK = [ASKED, {**SAID, "content": "b"}, ASKED, {**SAID, "content": "<think>x"}, ASKED]
+
+
+@pytest.mark.parametrize("template", [HINTED, NO_OPENING])
+def test_a_reply_is_what_the_template_writes_after_the_last_answer_up_to_where_another_begins(
+    tmp_path: Path, template: str
+) -> None:
+    made = tokenizer(tmp_path, template=template, adds=("<bos>", ""))
+    assert reply_of(made, TALK) == f"<|im_end|>\n{ASKED_TEXT}{OPENING}"
+    assert reply_of(made, "ab") == "ab"
+    if template is HINTED:
+        assert reply_of(made, TALK, hint="12") == f"<|im_end|>\n{ASKED_TEXT}12{OPENING}"
+        assert text_of(made, TALK) == text_of(made, TALK[:3]) + "<think>x" + reply_of(made, TALK)
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "said"),
+    [
+        (CHATML.replace("m['content']", "''"), TALK, "0 times"),
+        (CHATML.replace("m['content']", "m['content'] * 2"), TALK, "2 times"),
+        (REFUSING, [*TALK[:2], {"role": "tool", "content": "1"}], "no tools here"),
+    ],
+)
+def test_a_reply_that_the_template_does_not_take_or_after_an_answer_it_does_not_write_once_is_refused(
+    tmp_path: Path, template: str, messages: list[dict[str, Any]], said: str
+) -> None:
+    with refused(Reason.MALFORMED, said):
+        tokenizer(tmp_path, template=template).encode_reply(messages)
 
 
 @pytest.mark.parametrize(
     "template",
     [
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-        "{{ (messages | length + 8) ** (9 ** 9) }}",
         "{{ 'x' * 99999999999 }}",
         "{% set n = namespace(s='x') %}{% for a in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}",
         "{{ 'x' * 9999999 }}",

@@ -43,9 +43,13 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("base"), hidden=32, layers=1)
 
 
+def started(model_dir: Path, *, step_limit_s: float = LIMIT_S) -> ProcessEngine:
+    return ProcessEngine("torch", SamplerConfig(model_dir=model_dir, threads=1), step_limit_s=step_limit_s)
+
+
 @pytest.fixture
 def engine(model_dir: Path) -> Iterator[ProcessEngine]:
-    made = ProcessEngine("torch", SamplerConfig(model_dir=model_dir, threads=1), step_limit_s=LIMIT_S)
+    made = started(model_dir)
     yield made
     made.close()
     assert not psutil.pid_exists(made.process_id)
@@ -110,8 +114,7 @@ def test_a_process_that_is_killed_is_an_engine_that_has_ended(engine: ProcessEng
 
 @pytest.mark.timeout(60)
 def test_words_that_are_read_after_the_end_are_an_error_and_no_endless_wait(model_dir: Path) -> None:
-    config = SamplerConfig(model_dir=model_dir, threads=1)
-    engine = ProcessEngine("torch", config, step_limit_s=LIMIT_S)
+    engine = started(model_dir)
     words, frame = engine.weights, engine.layout.frames[0]
     held = words.read(frame)
     engine.close()
@@ -124,8 +127,7 @@ def test_words_that_are_read_after_the_end_are_an_error_and_no_endless_wait(mode
 
 @pytest.mark.parametrize("call", ["step", "add"])
 def test_a_process_that_does_not_answer_in_time_is_killed(model_dir: Path, call: str) -> None:
-    config = SamplerConfig(model_dir=model_dir, threads=1)
-    engine = ProcessEngine("torch", config, step_limit_s=1.0)
+    engine = started(model_dir, step_limit_s=1.0)
     os.kill(engine.process_id, signal.SIGSTOP)
     if call == "step":
         with naming(EngineEndedError, "1 s", "-9"):
@@ -155,7 +157,7 @@ def test_requests_come_and_go_while_the_process_steps_on(engine: ProcessEngine) 
 
 
 def test_a_process_that_hangs_while_it_steps_on_is_killed(model_dir: Path) -> None:
-    engine = ProcessEngine("torch", SamplerConfig(model_dir=model_dir, threads=1), step_limit_s=1.0)
+    engine = started(model_dir, step_limit_s=1.0)
 
     class Stopping(Scripted):
         def tell(self, results: StepResults) -> None:
@@ -199,8 +201,7 @@ def test_a_process_that_cannot_be_started_leaves_no_descriptor_open(
         raise BlockingIOError("no more processes")
 
     monkeypatch.setattr(process_engine, "Popen", fail)
-    settings = SamplerConfig(model_dir=model_dir, threads=1)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(BlockingIOError):
-        ProcessEngine("torch", settings, step_limit_s=LIMIT_S)
+        started(model_dir)
     assert len(os.listdir("/proc/self/fd")) == before

@@ -93,36 +93,25 @@ def live(directory: Path, *, until: int = 4, save_every_s: float = 0.0, chain: C
     return numbers
 
 
-def log(disk: SavedPolicy, version: int, base_version: int | None) -> None:
-    """Put an artifact into the log as a fetch does."""
-    encoded = artifact(version, base_version)
-    payloads = present(disk.begin(encoded.manifest))
-    for frame, payload in enumerate(encoded.payloads):
-        payloads.keep(frame, payload)
-    disk.remember(encoded.manifest, payloads)
-
-
-def test_a_way_that_began_at_the_base_model_again_is_gone_on_with_past_the_copy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_rotten", [False, True])
+def test_a_way_that_began_at_the_base_model_again_is_gone_on_with_past_the_copy_unless_it_rotted(
+    tmp_path: Path, is_rotten: bool
+) -> None:
     """After a long sleep: the copy is of version 1, and the delta to version 3 starts from version 0."""
     live(tmp_path, until=1)
     assert (tmp_path / HELD_FILE).exists()
     disk = disk_of(tmp_path, save_every_s=3600.0)
     load(disk)
-    log(disk, 3, 0)
+    encoded = artifact(3, 0)
+    payloads = present(disk.begin(encoded.manifest))
+    for frame, payload in enumerate(encoded.payloads):
+        payloads.keep(frame, payload)
+    disk.remember(encoded.manifest, payloads)
+    if is_rotten:
+        flip_bit(tmp_path / LOG_DIRECTORY / "3-0" / "frames", 3)
     held, words = load(disk_of(tmp_path))
-    assert held == LEARNER.versions[3].version
-    np.testing.assert_array_equal(words, LEARNER.versions[3].words)
-
-
-def test_where_such_a_way_rotted_the_copy_is_held(tmp_path: Path) -> None:
-    live(tmp_path, until=1)
-    disk = disk_of(tmp_path, save_every_s=3600.0)
-    load(disk)
-    log(disk, 3, 0)
-    flip_bit(tmp_path / LOG_DIRECTORY / "3-0" / "frames", 3)
-    held, words = load(disk_of(tmp_path))
-    assert held == LEARNER.versions[1].version
-    np.testing.assert_array_equal(words, LEARNER.versions[1].words)
+    assert held == LEARNER.versions[1 if is_rotten else 3].version
+    np.testing.assert_array_equal(words, LEARNER.versions[held.number].words)
 
 
 def test_a_log_that_outgrew_the_model_is_folded_before_its_time(tmp_path: Path) -> None:

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from sampler.engines.remote import server_session
-from sampler.engines.remote.remote_engine import RemoteEngine
 from sampler.engines.remote.vllm_server import GENERATE
 from support.refusals import cannot_start
-from support.remote_engines import asked, run_out
+from support.remote_engines import Connect, asked, run_out
 from support.tiny_model import make_tiny_model
 from support.vllm_stub import Call, VllmStub, stub_of
 
@@ -23,7 +22,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_server_that_starts_late_is_waited_for(
-    server: VllmStub, connect: Callable[..., RemoteEngine], caplog: pytest.LogCaptureFixture
+    server: VllmStub, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     tries = [Call.end, refusing(503)]
 
@@ -62,7 +61,7 @@ def refusing(status: int) -> Callable[[Call], None]:
 )
 def test_a_server_that_cannot_be_used_is_a_startup_error_that_says_what_to_do(
     server: VllmStub,
-    connect: Callable[..., RemoteEngine],
+    connect: Connect,
     path: str,
     answer: Callable[[Call], None],
     said: str,
@@ -72,46 +71,36 @@ def test_a_server_that_cannot_be_used_is_a_startup_error_that_says_what_to_do(
         connect(start_limit_s=0.5)
 
 
-def test_what_is_no_vllm_server_is_not_waited_for(
-    server: VllmStub, connect: Callable[..., RemoteEngine]
-) -> None:
+def test_what_is_no_vllm_server_is_not_waited_for(server: VllmStub, connect: Connect) -> None:
     server.answers["describe_server"] = lambda call: call.send_bytes(b"<html>")
     with cannot_start("JSON"):
         connect()
     assert server.calls == ["describe_server"]
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"dtype": "bfloat16"}, "--dtype float32"),
-        ({"async_scheduling": True}, "--no-async-scheduling"),
-        ({"v2_model_runner": True}, "VLLM_USE_V2_MODEL_RUNNER=0"),
-        ({"speculative_decoding": True}, "without --speculative-config"),
-        ({"pipeline_parallel": 2}, "--tensor-parallel-size"),
-        ({"data_parallel": 2}, "for each replica"),
-        ({"workers": 2}, "for each replica"),
-    ],
-)
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"dtype": "bfloat16"}, "--dtype float32"),
+    ({"async_scheduling": True}, "--no-async-scheduling"),
+    ({"v2_model_runner": True}, "VLLM_USE_V2_MODEL_RUNNER=0"),
+    ({"speculative_decoding": True}, "without --speculative-config"),
+    ({"pipeline_parallel": 2}, "--tensor-parallel-size"),
+    ({"data_parallel": 2}, "for each replica"),
+    ({"workers": 2}, "for each replica"),
+]
+
+
 def test_a_server_with_a_wrong_setting_is_refused_before_its_words_are_touched(
-    server: VllmStub, connect: Callable[..., RemoteEngine], settings: dict[str, Any], said: str
+    server: VllmStub, connect: Connect
 ) -> None:
-    server.settings = settings
-    with cannot_start(said):
-        connect()
+    for settings, said in WRONG:
+        server.settings = settings
+        with cannot_start(said):
+            connect()
     assert "begin_session" not in server.calls
 
 
-def test_a_server_of_another_model_is_refused(
-    server: VllmStub, connect: Callable[..., RemoteEngine], tmp_path: Path
-) -> None:
-    server.layout = stub_of(make_tiny_model(tmp_path / "other", hidden=32)).layout
-    with cannot_start("sampler.model_dir"):
-        connect()
-
-
-def test_a_server_whose_model_directory_has_another_tokenizer_is_refused_by_what_differs(
-    server: VllmStub, connect: Callable[..., RemoteEngine], tmp_path: Path
+def test_a_server_of_another_model_or_with_another_tokenizer_is_refused_by_what_differs(
+    server: VllmStub, connect: Connect, tmp_path: Path
 ) -> None:
     """It looks for stop strings in the texts of its own tokenizer."""
     server.tokenizer_dir = Path(shutil.copytree(server.model_dir, tmp_path / "served"))
@@ -120,10 +109,13 @@ def test_a_server_whose_model_directory_has_another_tokenizer_is_refused_by_what
     (server.tokenizer_dir / "tokenizer_config.json").write_text(json.dumps(settings))
     with cannot_start("tokenizer_config.json", "eos_token", '"="'):
         connect()
+    server.layout = stub_of(make_tiny_model(tmp_path / "other", hidden=32)).layout
+    with cannot_start("sampler.model_dir"):
+        connect()
 
 
 def test_the_key_is_sent_and_not_in_the_configuration(
-    server: VllmStub, connect: Callable[..., RemoteEngine], tmp_path: Path
+    server: VllmStub, connect: Connect, tmp_path: Path
 ) -> None:
     with cannot_start("nowhere", "api_key_file"):
         connect(api_key_file=tmp_path / "nowhere")
@@ -133,24 +125,18 @@ def test_the_key_is_sent_and_not_in_the_configuration(
     assert server.keys == {"Bearer sesame"}
 
 
-def test_a_directory_that_others_may_enter_is_refused(
-    connect: Callable[..., RemoteEngine], tmp_path: Path
-) -> None:
+def test_a_directory_that_others_may_enter_is_refused(connect: Connect, tmp_path: Path) -> None:
     (tmp_path / "weights").mkdir(mode=0o755)
     with cannot_start("0700", "0755"):
         connect()
 
 
-def test_a_second_sampler_is_refused(connect: Callable[..., RemoteEngine]) -> None:
-    connect()
-    with cannot_start("process", "weights_dir"):
-        connect()
-
-
-def test_a_sampler_with_another_directory_than_the_servers_leaves_it_as_it_is(
-    server: VllmStub, connect: Callable[..., RemoteEngine], tmp_path: Path
+def test_a_second_sampler_is_refused_and_with_another_directory_leaves_the_servers_as_it_is(
+    connect: Connect, tmp_path: Path
 ) -> None:
     engine = connect()
+    with cannot_start("process", "weights_dir"):
+        connect()
     with cannot_start("No such file"):
         connect(weights_dir=tmp_path / "other")
     engine.cancel([])

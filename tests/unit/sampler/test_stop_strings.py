@@ -1,7 +1,6 @@
 """Tokens here are the bytes of UTF-8: a stop string always spans several, and a character may too."""
 
-import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sampler.engines.text.stop_strings import StopSearch, text_before_stop
@@ -23,47 +22,20 @@ def stopped_after(data: bytes, *stop: str) -> int | None:
     return next((n for n, byte in enumerate(data, start=1) if search.append(byte)), None)
 
 
-@pytest.mark.parametrize(
-    ("text", "stop", "before"),
-    [
-        ("a = 1\n\nb", ("\n\n",), "a = 1"),
-        ("a = 1\n\n", ("\n\n",), "a = 1"),
-        ("abcd", ("cd", "bcd"), "a"),
-        ("abab", ("ab",), ""),
-        ("abc", ("x",), "abc"),
-        ("abc", (), "abc"),
-    ],
-)
-def test_the_text_that_is_graded_ends_before_the_first_stop_string(
-    text: str, stop: tuple[str, ...], before: str
-) -> None:
-    assert text_before_stop(text, stop) == before
-
-
-@pytest.mark.parametrize(
-    ("text", "stop", "after"),
-    [
-        ("one\n\ntwo", ("\n\n",), 5),
-        ("aab", ("ab",), 3),
-        ("x", ("x",), 1),
-        ("abc", ("abcd",), None),
-        ("日本語", ("本",), 6),
-        ("日本語", ("語", "日本"), 6),
-    ],
-)
-def test_a_completion_stops_at_the_token_that_completes_a_stop_string(
-    text: str, stop: tuple[str, ...], after: int | None
-) -> None:
-    assert stopped_after(text.encode(), *stop) == after
-
-
 @given(
     st.text("ab日é\n", max_size=40),
     st.lists(st.text("ab日é\n", min_size=1, max_size=4), min_size=1, max_size=4),
 )
-def test_a_stop_string_is_found_at_its_last_byte_whatever_the_text(text: str, stop: list[str]) -> None:
+@example("日本語", ["語", "日本"])
+@example("abcd", ["cd", "bcd"])
+def test_a_completion_stops_at_the_last_byte_of_a_stop_string_and_is_graded_up_to_the_first(
+    text: str, stop: list[str]
+) -> None:
     lengths = [len(text[:n].encode()) for n in range(len(text) + 1) if any(s in text[:n] for s in stop)]
     assert stopped_after(text.encode(), *stop) == min(lengths, default=None)
+    begins = [n for n in range(len(text)) if text[n:].startswith(tuple(stop))]
+    assert text_before_stop(text, tuple(stop)) == text[: min(begins, default=None)]
+    assert text_before_stop(text, ()) == text
 
 
 def test_bytes_that_are_no_text_are_never_decoded_many_at_once() -> None:

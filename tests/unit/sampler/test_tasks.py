@@ -1,6 +1,5 @@
 import inspect
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,18 +64,13 @@ def test_every_built_in_task_can_be_loaded_and_makes_prompts(name: str) -> None:
     assert task.prompt(0, ROW)
 
 
-def test_addition_covers_every_pair_of_digits_once() -> None:
+def test_addition_covers_every_pair_of_digits_once_and_rewards_the_exact_sum_only() -> None:
     task = AdditionTask()
     prompts = [task.prompt(index, None) for index in range(task.prompts)]
     assert len(set(prompts)) == 100
     assert prompts[37] == "3+7="
-
-
-@pytest.mark.parametrize(
-    ("text", "reward"), [("10", 1.0), ("1", 0.0), ("100", 0.0), (" 10", 0.0), ("", 0.0), ("10=", 0.0)]
-)
-def test_addition_rewards_the_exact_sum_only(text: str, reward: float) -> None:
-    assert AdditionTask().grade(37, None, answered(text)) == reward
+    for text in ("10", "1", "100", " 10", "", "10="):
+        assert task.grade(37, None, answered(text)) == (text == "10"), text
 
 
 def test_a_custom_task_is_found_by_its_configured_path() -> None:
@@ -157,24 +151,13 @@ def test_the_columns_of_a_row_are_the_options_of_jsonl() -> None:
 NESTED = {"a": {"b": "in"}, "a.b": "own name", "c": {"texts": ["first", "second"]}, "d": "text", "e": None}
 
 
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        ("a.b", "own name"),
-        ("c.texts.1", "second"),
-        ("c.texts", ["first", "second"]),
-        ("d", "text"),
-        ("e", None),
-    ],
-)
-def test_a_column_may_be_inside_another(column: str, value: object) -> None:
-    assert column_of(NESTED, column) == value
-
-
-@pytest.mark.parametrize("column", ["b", "a.c", "c.texts.2", "c.texts.x", "d.0", "e.f", "a.", "."])
-def test_a_path_that_leads_nowhere_is_no_column(column: str) -> None:
-    with naming(KeyError, f"'{column}'", "a, a.b, c, d, e"):
-        column_of(NESTED, column)
+def test_a_column_may_be_inside_another() -> None:
+    assert column_of(NESTED, "a.b") == "own name"
+    assert column_of(NESTED, "c.texts.1") == "second"
+    assert [column_of(NESTED, name) for name in ("c.texts", "d", "e")] == [["first", "second"], "text", None]
+    for nowhere in ("b", "a.c", "c.texts.2", "c.texts.x", "d.0", "e.f", "a.", "."):
+        with naming(KeyError, f"'{nowhere}'", "a, a.b, c, d, e"):
+            column_of(NESTED, nowhere)
 
 
 def test_a_column_may_be_a_key_of_another_and_a_dot_of_its_name() -> None:
@@ -222,33 +205,24 @@ def test_a_grader_of_ones_own_is_called_only_where_the_sampler_allows_it(tmp_pat
     assert error.value.key == "coordinator.task_options.grader"
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"grader": "mine:grade"}, "verifier.allowed_graders"),
-        ({"grader": "code", "code": {}, "answer": "tests"}, "verifier.run_code"),
-        (
-            {"grader": "judge", "judge": {"model": "wise", "template": "{completion}", "score_key": "score"}},
-            "verifier.judge.url",
-        ),
-    ],
-)
-def test_a_verifier_is_told_what_to_set_in_its_own_section(
-    options: dict[str, Any], said: str, tmp_path: Path
-) -> None:
-    with naming(ConfigError, said):
-        task_setup(VerifierConfig(model_dir=tmp_path), "jsonl", {"prompt": "question", **options})
+NEEDING: dict[str, dict[str, Any]] = {
+    "allowed_graders": {"grader": "mine:grade"},
+    "run_code": {"grader": "code", "code": {}, "answer": "tests"},
+    "judge.url": {
+        "grader": "judge",
+        "judge": {"model": "wise", "template": "{completion}", "score_key": "score"},
+    },
+}
+"""Setting without which a peer cannot grade -> options."""
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"grader": "judge", "judge": {"model": "wise", "template": "{completion}", "score_key": "score"}},
-        {"grader": "code", "code": {}, "answer": "tests"},
-        {"grader": "mine:grade"},
-        {"grader": "math_verify"},
-    ],
-)
+@pytest.mark.parametrize("setting", NEEDING)
+def test_a_verifier_is_told_what_to_set_in_its_own_section(setting: str, tmp_path: Path) -> None:
+    with naming(ConfigError, f"verifier.{setting}"):
+        task_setup(VerifierConfig(model_dir=tmp_path), "jsonl", {"prompt": "question", **NEEDING[setting]})
+
+
+@pytest.mark.parametrize("options", [*NEEDING.values(), {"grader": "math_verify"}])
 def test_a_sampler_that_does_not_grade_makes_prompts_without_anything_that_only_graders_need(
     options: dict[str, Any],
 ) -> None:
@@ -261,28 +235,36 @@ def test_a_sampler_that_does_not_grade_makes_prompts_without_anything_that_only_
         task.grade(0, row, CompletionText("4", 1, "end"))
 
 
-def test_chat_without_a_template_is_refused_and_auto_does_without() -> None:
+THINKING = {"template_arguments": {"enable_thinking": False}}
+
+
+def test_without_a_template_auto_does_without_and_with_one_its_arguments_go_to_the_engine() -> None:
     assert made("jsonl", chat="auto").prompt(0, ROW) == "3+4="
-    with misconfigured("chat = true", key="coordinator.task_options"):
-        made("jsonl", chat=True)
+    setup = setup_of("jsonl", THINKING, has_chat_template=True)
+    assert setup.template_arguments == THINKING["template_arguments"]
 
 
-def test_template_arguments_go_to_the_engine_and_need_a_template() -> None:
-    options = {"template_arguments": {"enable_thinking": False}}
-    setup = partial(setup_of, "jsonl")
-    assert setup(options, has_chat_template=True).template_arguments == {"enable_thinking": False}
-    with misconfigured("template_arguments", key="coordinator.task_options"):
-        setup(options, has_chat_template=False)
-    with misconfigured("template_arguments", "chat = false", key="coordinator.task_options"):
-        setup({**options, "chat": False}, has_chat_template=True)
+@pytest.mark.parametrize(
+    ("options", "has_chat_template", "said"),
+    [
+        ({"colour": 1}, False, ("colour", "'jsonl'")),
+        ({"chat": True}, False, ("chat = true",)),
+        (THINKING, False, ("template_arguments",)),
+        ({**THINKING, "chat": False}, True, ("template_arguments", "chat = false")),
+        ({"template_arguments": {"chat_template": "{{ 1 }}"}}, True, ("template_arguments", "chat_template")),
+    ],
+)
+def test_options_that_nothing_here_can_use_are_a_configuration_error(
+    options: dict[str, Any], has_chat_template: bool, said: tuple[str, ...]
+) -> None:
+    with misconfigured(*said, key="coordinator.task_options"):
+        made("jsonl", has_chat_template=has_chat_template, **options)
 
 
 def test_what_samplers_ask_of_a_template_is_not_for_the_coordinator_to_set() -> None:
     own = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
     data = {"self", "kwargs", "tools", "documents"}
     assert (own.keys() - data) | {"messages"} == RESERVED_ARGUMENTS
-    with misconfigured("template_arguments", "chat_template", key="coordinator.task_options"):
-        made("jsonl", template_arguments={"chat_template": "{{ 1 }}"}, has_chat_template=True)
 
 
 @pytest.mark.parametrize(
@@ -296,11 +278,6 @@ def test_a_task_whose_package_is_not_installed_here_is_refused_before_any_prompt
     with misconfigured(package, key="coordinator.task") as error:
         made(name, **options)
     assert "pip install 'heterorl-node[tasks]'" in error.value.fix
-
-
-def test_options_that_this_software_does_not_know_are_a_configuration_error() -> None:
-    with misconfigured("colour", "'jsonl'", key="coordinator.task_options"):
-        made("jsonl", colour=1)
 
 
 @pytest.mark.needs("reasoning_gym")

@@ -10,7 +10,6 @@ import torch
 
 from node.errors import Reason
 from sampler.engines.decoding.cached_model import CachedModel
-from sampler.engines.decoding.decode_batch import _with_gaps_filled
 from sampler.engines.decoding.sampling import by_inverse, by_noise
 from sampler.engines.engine import CPU_ROWS, EngineUse
 from support.refusals import refused
@@ -117,17 +116,3 @@ def test_completions_drawn_by_the_inverse_are_scored_exactly(model_dir: Path) ->
     engine = made(model_dir, draw="inverse")
     engine.add(request(engine, "3+4="))
     assert_scored(engine, model_dir, run_out(engine)["3+4="], "3+4=")
-
-
-@pytest.mark.parametrize(
-    ("kept", "order"),
-    [
-        ([0, 1, 2], [0, 1, 2]),
-        ([0, 3, 4], [0, 3, 4]),
-        ([0, 1, 5, 7], [0, 1, 5, 7]),
-        ([2, 3], [2, 3]),
-        ([], []),
-    ],
-)
-def test_gaps_are_filled_from_the_end(kept: list[int], order: list[int]) -> None:
-    assert _with_gaps_filled(kept) == order

@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
 from sampler.engines.decoding.cached_model import CachedModel
@@ -13,9 +12,8 @@ from sampler.engines.engine import GenerationRequest
 from support.torch_engines import PLAIN, assert_scored, live, load, made, other_words, request, run_out
 
 
-@pytest.mark.parametrize("like", ["cpu", "cuda"])
-def test_running_completions_draw_a_token_for_each_chunk_of_a_long_prompt(model_dir: Path, like: str) -> None:
-    engine = made(model_dir, like=like, prefill_chunk_tokens=8)
+def test_running_completions_draw_a_token_for_each_chunk_of_a_long_prompt(model_dir: Path) -> None:
+    engine = made(model_dir, prefill_chunk_tokens=8)
     engine.add(request(engine, "1", completions=4, sampling=replace(PLAIN, max_new_tokens=60)))
     engine.step()
     assert engine.waiting == 0
@@ -32,11 +30,10 @@ def test_running_completions_draw_a_token_for_each_chunk_of_a_long_prompt(model_
     assert_scored(engine, model_dir, run_out(engine)[prompt], prompt)
 
 
-@pytest.mark.parametrize("like", ["cpu", "cuda"])
 def test_rows_draw_on_while_others_are_read_again_and_no_step_reads_more_than_a_chunk(
-    model_dir: Path, tmp_path: Path, like: str
+    model_dir: Path, tmp_path: Path
 ) -> None:
-    engine = made(model_dir, like=like, prefill_chunk_tokens=16)
+    engine = made(model_dir, like="cuda", prefill_chunk_tokens=16)
     words = {0: live(engine), 5: other_words(tmp_path, 5), 6: other_words(tmp_path, 6)}
     sampling = replace(PLAIN, max_new_tokens=40)
     prompts = ["7", "12+34=", "abc def ghi 12345", "a prompt of 32 tokens 1234567890"]

@@ -43,48 +43,35 @@ def test_prompts_that_keep_the_sampler_at_a_version_are_generated_first() -> Non
     assert not work_queue.is_generating_by(3)
 
 
-def test_room_is_what_can_be_generated_at_once() -> None:
-    assert loaded().room() == 3
-    assert loaded("a", "b").room() == 1
-    assert loaded("a", "b", "c").room() == 0
-
-
-def test_a_finished_group_makes_room_although_it_is_not_handed_in() -> None:
-    work_queue = loaded("a", "b", "c")
-    work_queue.advance("a", JobState.GRADING)
-    assert work_queue.room() == 1
-
-
-def test_a_full_submission_queue_stops_leasing_however_idle_the_engine() -> None:
-    work_queue = loaded("a", "b", "c", "d", "e")
-    for lease_id in "abcde":
-        work_queue.advance(lease_id, JobState.SUBMITTING)
-    assert work_queue.count(JobState.GENERATING) == 0
-    assert work_queue.room() == 0
-    work_queue.settle("a")
-    assert work_queue.room() == 1
-
-
 @pytest.mark.parametrize(
-    ("states", "backlog"),
+    ("states", "room", "backlog"),
     [
-        ("GGSSS", JobState.SUBMITTING),
-        ("GGGSS", JobState.GRADING),
-        ("GGGS", None),  # there is room
-        ("ggggg", None),  # the engine has work
-        ("gggGG", None),
-        ("ggGGG", JobState.GRADING),
+        ("", 3, None),
+        ("pp", 1, None),
+        ("prg", 0, None),
+        ("Ggg", 1, None),
+        ("SSSSS", 0, JobState.SUBMITTING),
+        ("SSSS", 1, None),
+        ("GGSSS", 0, JobState.SUBMITTING),
+        ("GGGSS", 0, JobState.GRADING),
+        ("GGGS", 1, None),
+        ("ggggg", 0, None),
+        ("gggGG", 0, None),
+        ("ggGGG", 0, JobState.GRADING),
     ],
 )
-def test_finished_groups_are_a_backlog_where_they_leave_the_engine_without_work(
-    states: str, backlog: JobState | None
+def test_finished_groups_make_room_until_too_many_wait_and_leave_the_engine_without_work(
+    states: str, room: int, backlog: JobState | None
 ) -> None:
-    """Three generate at once, and two more may wait; g: generating, G: grading, S: submitting."""
+    """Three generate at once, and two more may wait.
+
+    p: prompting, r: ready, g: generating, G: grading, S: submitting.
+    """
     work_queue = loaded(*map(str, range(len(states))))
-    letters = {"g": JobState.GENERATING, "G": JobState.GRADING, "S": JobState.SUBMITTING}
+    letters = dict(zip("prgGS", JobState, strict=True))
     for number, letter in enumerate(states):
         work_queue.advance(str(number), letters[letter])
-    assert work_queue.backlog() is backlog
+    assert (work_queue.room(), work_queue.backlog()) == (room, backlog)
 
 
 def test_a_smaller_number_drops_nothing_and_a_larger_one_makes_room_at_once() -> None:
