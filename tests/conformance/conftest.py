@@ -5,9 +5,9 @@ import os
 import pytest
 
 from sampler.engines.engine_registry import has_vllm
-from support.tiny_run import made, same_threads_after
+from support.tiny_run import made, made_once, same_threads_after
 
-__all__ = ["made", "same_threads_after"]
+__all__ = ["made", "made_once", "same_threads_after"]
 
 collect_ignore_glob = [] if has_vllm("cpu") else ["test_remote_engine.py", "test_vllm_*.py"]
 

@@ -35,7 +35,7 @@ from support.refusals import refused
 from support.relay import running_relay
 from support.uploading import uploading
 from support.waiting import eventually, until
-from support.weights import Learner, put_version
+from support.weights import Learner
 
 DELTA, KEYFRAME = ArtifactKey(1, 0), ArtifactKey(1)
 LARGE = Layout.of([TensorSpec("a", (1_500_000,)), TensorSpec("b", (10,))])
@@ -138,20 +138,6 @@ async def test_a_version_arrives_by_the_bucket_while_the_hub_sends_no_payload(
         assert hub.servicer.fetches == []
 
 
-async def test_frames_of_any_order_are_found_in_the_object(
-    made: MadeRun, tmp_path: Path, objects: ObjectStore
-) -> None:
-    async with policy_hub(made, tmp_path / "hub", bucket=objects.bucket()) as hub:
-        hub.servicer.spoil = refusing
-        hub.learner.put(hub.store, (1, None))
-        async with following(hub, Registry(), streams=1) as fetcher:
-            await in_bucket(hub, fetcher, KEYFRAME)
-            manifest, got = await fetcher.manifest(KEYFRAME), dict[int, bytes]()
-            await fetcher.fetch(manifest, [3, 0, 4], got.__setitem__)
-            _, payloads = hub.learner.signed(1, None)
-            assert got == {frame: payloads[frame] for frame in (0, 3, 4)}
-
-
 async def test_a_bit_that_flips_in_the_bucket_costs_one_frame_which_comes_from_elsewhere(
     made: MadeRun, tmp_path: Path, objects: ObjectStore
 ) -> None:
@@ -230,76 +216,58 @@ async def test_an_object_of_more_than_one_part_is_whole(objects: ObjectStore) ->
     assert await read(bucket, "1-key-0123456789abcdef") == 3 * block
 
 
-async def test_a_bucket_that_is_away_delays_no_version_and_gets_it_when_it_is_back(
+async def test_a_bucket_that_is_away_or_killed_under_load_delays_no_version_and_loses_none(
     made: MadeRun, tmp_path: Path, objects: ObjectStore
 ) -> None:
+    keys = [ArtifactKey(version, version - 1) for version in range(1, 13)]
     bucket = objects.bucket()
     objects.kill()
     async with policy_hub(made, tmp_path / "hub", bucket=bucket) as hub:
-        hub.learner.put(hub.store, (1, 0))
-        async with following(hub, Registry()) as fetcher:
-            await until(lambda: bool(fetcher.sources.readable(DELTA)))
-            await fetched(hub, fetcher, DELTA)
-            failures = partial(hub.registry.value, "heterorl_node_bucket_failures_total", operation="list")
-            await until(lambda: failures() > 0)
-            await objects.start()
-            await in_bucket(hub, fetcher, DELTA)
-            asked = len(hub.servicer.fetches)
-            await fetched(hub, fetcher, DELTA)
-            assert len(hub.servicer.fetches) == asked
-
-
-async def test_a_bucket_killed_again_and_again_under_load_loses_nothing(
-    made: MadeRun, tmp_path: Path, objects: ObjectStore
-) -> None:
-    versions, kills = 24, (5, 13)
-    bucket = objects.bucket()
-    async with policy_hub(made, tmp_path / "hub", bucket=bucket) as hub:
-        registry = Registry()
+        registry, restarts = Registry(), list[asyncio.Task[None]]()
+        failures = partial(hub.registry.value, "heterorl_node_bucket_failures_total", operation="list")
         async with following(hub, registry) as fetcher:
-            restarts: list[asyncio.Task[None]] = []
-            for version in range(1, versions + 1):
-                signed, payloads = await asyncio.to_thread(hub.learner.signed, version, version - 1)
-                await asyncio.to_thread(put_version, hub.store, signed, payloads)
-                if version in kills:
-                    await asyncio.gather(*restarts)
+            for key in keys:
+                await asyncio.to_thread(hub.learner.put, hub.store, (key.version, key.base_version))
+                if key.version == 6:
                     objects.kill()
                     restarts.append(asyncio.create_task(objects.start()))
-                await fetched(hub, fetcher, ArtifactKey(version, version - 1))
+                await fetched(hub, fetcher, key)
+                if key.version == 2:
+                    await until(lambda: failures() > 0)
+                    await objects.start()
+                    await in_bucket(hub, fetcher, key)
             await asyncio.gather(*restarts)
             await eventually(partial(is_like_the_store, bucket, hub))
-            for version in range(1, versions + 1):
-                await in_bucket(hub, fetcher, ArtifactKey(version, version - 1))
-        assert len(await bucket.listing()) == versions
+            for key in keys:
+                await in_bucket(hub, fetcher, key)
+            asked = len(hub.servicer.fetches)
+            await fetched(hub, fetcher, keys[-1])
+            assert len(hub.servicer.fetches) == asked
+        assert len(await bucket.listing()) == len(keys)
         assert registry.value("heterorl_node_frames_damaged_total") == 0
 
 
-async def test_a_large_artifact_is_announced_when_it_is_in_the_bucket(
+async def test_a_large_artifact_is_announced_when_it_is_in_the_bucket_which_delays_it_for_a_bounded_time(
     made: MadeRun, tmp_path: Path, objects: ObjectStore
 ) -> None:
-    async with policy_hub(made, tmp_path / "hub", layout=LARGE, bucket=objects.bucket()) as hub:
+    bucket, hold_s = objects.bucket(), 60.0
+    async with policy_hub(
+        made, tmp_path / "hub", layout=LARGE, bucket=bucket, hold_s=lambda _: hold_s
+    ) as hub:
         hub.learner.put(hub.store, (1, 0))
         await until(lambda: in_bucket_of(hub) == [DELTA])
         hub.learner.put(hub.store, (2, None))
         assert hub.store.head() == hub.learner.versions[1].version
         await until(lambda: hub.store.head() == hub.learner.versions[2].version)
         assert in_bucket_of(hub) == [DELTA, ArtifactKey(2)]
-
-
-async def test_a_bucket_that_is_too_slow_delays_one_version_for_a_bounded_time(
-    made: MadeRun, tmp_path: Path, objects: ObjectStore
-) -> None:
-    bucket = objects.bucket()
-    async with policy_hub(made, tmp_path / "hub", layout=LARGE, bucket=bucket, hold_s=lambda _: 0.2) as hub:
-        hub.learner.put(hub.store, (1, 0))
-        await until(lambda: in_bucket_of(hub) == [DELTA])
         objects.halt()
-        hub.learner.put(hub.store, (2, None))
-        assert hub.store.head() == hub.learner.versions[1].version
-        await until(lambda: hub.store.head() == hub.learner.versions[2].version)
+        hold_s = 0.2
         hub.learner.put(hub.store, (3, None))
-        assert hub.store.head() == hub.learner.versions[3].version, "the next is not delayed at all"
-        assert ArtifactKey(3) not in in_bucket_of(hub)
+        assert hub.store.head() == hub.learner.versions[2].version
+        await until(lambda: hub.store.head() == hub.learner.versions[3].version)
+        hub.learner.put(hub.store, (4, None))
+        assert hub.store.head() == hub.learner.versions[4].version, "the next is not delayed at all"
+        assert ArtifactKey(4) not in in_bucket_of(hub)
         objects.go_on()
         await eventually(partial(is_like_the_store, bucket, hub))
 

@@ -61,14 +61,16 @@ def machine_of(made: MadeRun, directory: Path, identity: Identity | None) -> Pat
     return directory
 
 
-async def test_a_member_on_a_good_way_passes_every_layer(
-    made: MadeRun, hub: RunningHub, doctor: Doctor, tmp_path: Path
+async def test_a_member_on_a_good_way_passes_every_layer_and_no_proxy_leads_to_this_machine(
+    made: MadeRun, hub: RunningHub, doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
     here = machine_of(made, tmp_path / "here", made.sampler)
     code, found = await doctor("--state-dir", here, "--coordinator", hub.address)
     assert code == 0
-    way = ("dns", "tcp", "tls", "identity", "protocol", "clock", "bandwidth")
+    way = ("proxy", "dns", "tcp", "tls", "identity", "protocol", "clock", "bandwidth")
     assert [found[layer]["grade"] for layer in way] == ["ok"] * len(way)
+    assert "https_proxy (http://127.0.0.1:9) is not used" in found["proxy"]["what"]
     assert "Mbit/s from the coordinator" in found["bandwidth"]["what"]
     assert {"disk", "device", "sandbox", "kernel"} < set(found)
 
@@ -84,35 +86,48 @@ async def test_before_there_is_a_certificate_the_way_is_looked_at_as_far_as_it_g
 
 
 @pytest.mark.parametrize(
-    ("layer", "said"),
+    ("case", "layer", "said", "fix"),
     [
-        ("dns", "does not resolve"),
-        ("tcp", "is not reached"),
-        ("tls", "is not that of a hub of example"),
-        ("identity", "was revoked"),
-        ("protocol", "the enrolment port of run"),
+        ("a name of nobody", "dns", "does not resolve", ""),
+        ("a free port", "tcp", "is not reached", ""),
+        ("a run of the same name", "tls", "is not that of a hub of example", ""),
+        ("no answer", "tls", ": no answer within 0.3 s", "mtu 1280"),
+        ("revoked", "identity", "was revoked", ""),
+        ("the enrolment port", "protocol", "the enrolment port of run", ""),
     ],
 )
 async def test_what_fails_is_named_with_its_fix_and_what_lies_behind_is_not_tried(
-    made: MadeRun, hub: RunningHub, doctor: Doctor, tmp_path: Path, layer: str, said: str
+    made: MadeRun,
+    hub: RunningHub,
+    doctor: Doctor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    case: str,
+    layer: str,
+    said: str,
+    fix: str,
 ) -> None:
     here, address = machine_of(made, tmp_path / "here", made.sampler), hub.address
-    if layer == "dns":
-        address = "no-such-host.invalid:7700"
-    elif layer == "tcp":
-        with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
-            address = f"127.0.0.1:{taken.getsockname()[1]}"
-    elif layer == "tls":
-        make_run(tmp_path / "other", now=time.time()).run.save(here / "run.json")
-    elif layer == "identity":
-        await give(made.directory / Role.COORDINATOR, Order(REVOKE, made.sampler.node_id, order_id="1"))
-    elif layer == "protocol":
-        address = str(hub.hub.enrolment_address)
-    code, found = await doctor("--state-dir", here, "--coordinator", address)
-    assert code == 1
-    assert found[layer]["grade"] == "fail"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        if case == "a name of nobody":
+            address = "no-such-host.invalid:7700"
+        elif case in ("a free port", "no answer"):
+            address = f"127.0.0.1:{silent.getsockname()[1]}"
+            for module in (way_checks, connection_probe):
+                monkeypatch.setattr(module, "TIMEOUT_S", 0.3)
+        elif case == "a run of the same name":
+            make_run(tmp_path / "other", now=time.time()).run.save(here / "run.json")
+        elif case == "revoked":
+            await give(made.directory / Role.COORDINATOR, Order(REVOKE, made.sampler.node_id, order_id="1"))
+        elif case == "the enrolment port":
+            address = str(hub.hub.enrolment_address)
+        if case == "a free port":
+            silent.close()
+        code, found = await doctor("--state-dir", here, "--coordinator", address)
+    assert (code, found[layer]["grade"]) == (1, "fail")
     assert said in found[layer]["what"]
     assert found[layer]["fix"]
+    assert fix in found[layer]["fix"]
     assert "bandwidth" not in found
 
 
@@ -144,16 +159,6 @@ async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     while chunk := await reader.read(1 << 16):
         writer.write(chunk)
     writer.close()
-
-
-async def test_a_proxy_variable_is_not_followed_to_this_machine(
-    made: MadeRun, hub: RunningHub, doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
-    here = machine_of(made, tmp_path / "here", made.sampler)
-    code, found = await doctor("--state-dir", here, "--coordinator", hub.address)
-    assert (code, found["protocol"]["grade"], found["proxy"]["grade"]) == (0, "ok", "ok")
-    assert "https_proxy (http://127.0.0.1:9) is not used" in found["proxy"]["what"]
 
 
 async def test_where_only_a_proxy_leads_the_doctor_goes_by_it_as_grpc_does(
@@ -188,21 +193,6 @@ async def test_a_proxy_that_does_not_lead_there_is_named_with_its_variable(
     assert found["proxy"]["fix"].startswith("Unset http_proxy, or name hub.invalid in no_proxy")
 
 
-async def test_a_handshake_without_an_answer_has_a_reason_and_names_lost_packets(
-    made: MadeRun, doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (way_checks, connection_probe):
-        monkeypatch.setattr(module, "TIMEOUT_S", 0.3)
-    here = machine_of(made, tmp_path / "here", made.sampler)
-    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as silent:
-        code, found = await doctor(
-            "--state-dir", here, "--coordinator", f"127.0.0.1:{silent.getsockname()[1]}"
-        )
-    assert (code, found["tls"]["grade"]) == (1, "fail")
-    assert found["tls"]["what"].endswith(": no answer within 0.3 s")
-    assert "mtu 1280" in found["tls"]["fix"]
-
-
 async def test_with_the_daemons_flags_its_dry_run_is_part_of_it(
     made: MadeRun, hub: RunningHub, doctor: Doctor, tmp_path: Path
 ) -> None:
@@ -215,18 +205,6 @@ async def test_with_the_daemons_flags_its_dry_run_is_part_of_it(
     assert found["clock"]["grade"] == "ok"
     code, found = await doctor(*flags, "--set", "sampler.threads=many")
     assert (code, found["configuration"]["grade"]) == (1, "fail")
-
-
-async def test_for_people_each_layer_is_a_line_and_each_fix_another(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    code = await asyncio.to_thread(
-        main, ["doctor", "--coordinator", "no-such-host.invalid:7700", "--state-dir", str(tmp_path)]
-    )
-    assert code == 1
-    *_, failed, fix = capsys.readouterr().out.splitlines()
-    assert failed.startswith("fail  dns              no-such-host.invalid does not resolve")
-    assert fix.strip() == "-> Correct the name, or this machine's name servers."
 
 
 class RefusingLearner(merge_pb2_grpc.MergeServiceServicer):

@@ -65,6 +65,7 @@ async def test_a_judge_is_asked_by_the_verifier_alone_and_samplers_need_none(
         await eventually(waits_for_a_verifier)
         async with verifying(made, hub.address, model_dir, judge=asked) as verifier:
             await until(lambda: verifier.value("checks_total", outcome="skipped") >= 2)
+            assert verifier.value("grader_outages_total", reason="failed") >= 2
             assert (await learner.status()).bad_prompts_total == 0
             assert "spooled" not in await slots(learner)
             server.answer = lambda request: request.say("Score: 5")

@@ -8,8 +8,8 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from heterorl.v1 import common_pb2, membership_pb2, rollout_pb2
-from node.errors import Reason, RefusedError
+from heterorl.v1 import common_pb2, rollout_pb2
+from node.errors import Reason
 from node.rpc.call_ends import classified
 from node.rpc.calls import rpc_rules
 from node.rpc.calls.call_rates import Rate
@@ -52,29 +52,13 @@ async def test_a_call_whose_first_message_does_not_come_is_refused(made: MadeRun
         assert hub.refusals == refusals
 
 
-async def test_half_open_calls_are_bounded_by_peer_and_leave_room_for_others(made: MadeRun) -> None:
-    async with (
-        serving(made, every_service, rpcs_per_peer=4, first_message_s=600, impatient_s=0.01) as hub,
-        channel_of(made, hub.address) as channel,
-        dial(hub.address, made.other_sampler, purpose=Purpose.ROLLOUTS, now=time.time()) as others,
-    ):
-        attack = asyncio.create_task(half_open_calls(channel, LEASE, 20))
-        await until(lambda: hub.refusals["RolloutService", Reason.BUSY] == 16 and hub.server.live_rpcs == 4)
-        assert await invoke(others, LEASE) == [b""]
-        attack.cancel()
-        await asyncio.wait({attack})
-
-
 async def test_a_caller_that_may_not_call_is_refused_before_its_message_is_read(made: MadeRun) -> None:
     async with serving(made, every_service) as hub, channel_of(made, hub.address) as channel:
         offer = "/heterorl.v1.PolicyService/OfferArtifact"
         assert await half_open_calls(channel, offer, 1) == {"wrong_role": 1}
 
 
-@pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
-async def test_a_compressed_message_is_refused_and_never_inflated(
-    made: MadeRun, compression: grpc.Compression
-) -> None:
+async def test_a_compressed_message_is_refused_and_never_inflated(made: MadeRun) -> None:
     heard: list[Any] = []
 
     async def release(request: Any, context: Any) -> rollout_pb2.ReleaseLeasesResponse:
@@ -87,11 +71,11 @@ async def test_a_compressed_message_is_refused_and_never_inflated(
     ):
         request = rollout_pb2.ReleaseLeasesRequest(lease_ids=["0" * (1 << 20)]).SerializeToString()
         call: Any = channel.unary_unary(RELEASE)
-        with pytest.raises(RefusedError) as refused, classified():
-            await call(request, compression=compression, timeout=10)
-        assert refused.value.reason is Reason.MALFORMED
+        for compression in (grpc.Compression.Gzip, grpc.Compression.Deflate):
+            with refused(Reason.MALFORMED), classified():
+                await call(request, compression=compression, timeout=10)
         assert heard == []
-        assert hub.refusals == {("RolloutService", Reason.MALFORMED): 1}
+        assert hub.refusals == {("RolloutService", Reason.MALFORMED): 2}
         assert await gzip_bombs(channel, RELEASE, 3, size_bytes=1 << 20) == {"malformed": 3}
         await call(request, timeout=10)
         assert len(heard) == 1
@@ -192,19 +176,6 @@ async def test_a_group_that_cannot_be_read_is_its_servicers_to_refuse(made: Made
     assert [getattr(each, "reason", None) for each in heard] == [Reason.MALFORMED, Reason.OVER_LIMIT, None]
 
 
-async def test_calls_over_the_rate_wait_for_their_refusal_so_that_a_flood_is_slow(
-    made: MadeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    allow(monkeypatch, STATUS, rate=Rate(per_s=0.001, burst=1))
-    async with (
-        serving(made, every_service, impatient_s=0.2) as hub,
-        channel_of(made, hub.address) as channel,
-    ):
-        began = time.monotonic()
-        assert await flood(channel, STATUS, b"", number=7, at_once=2) == {"ok": 1, "too_often": 6}
-        assert time.monotonic() - began >= 0.6
-
-
 async def test_so_many_calls_wait_for_their_refusal_and_others_get_it_at_once(
     made: MadeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,26 +188,3 @@ async def test_so_many_calls_wait_for_their_refusal_and_others_get_it_at_once(
         await until(lambda: hub.refusals["MembershipService", Reason.TOO_OFTEN] == 10 - 1 - 3)
         assert not calls.done()
         calls.cancel()
-
-
-async def test_heartbeats_that_come_too_often_are_read_later(
-    made: MadeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    allow(monkeypatch, HEARTBEAT, message_rate=Rate(per_s=20, burst=2))
-    heard: list[float] = []
-
-    async def answer(requests: Any, context: Any) -> Any:
-        async for request in requests:
-            heard.append(time.monotonic())
-            yield membership_pb2.HeartbeatResponse(sequence=request.sequence)
-
-    async with serving(made, rpcs({HEARTBEAT: answer})) as hub, channel_of(made, hub.address) as channel:
-
-        async def heartbeats() -> Any:
-            for _ in range(6):
-                yield b""
-
-        stream: Any = channel.stream_stream(HEARTBEAT)(heartbeats(), timeout=10)
-        assert len([each async for each in stream]) == 6
-        assert hub.refusals == {}
-    assert heard[-1] - heard[0] >= 4 / 20 - 0.01

@@ -83,21 +83,14 @@ async def enrol_sampler(
     )
 
 
-async def ask(made: MadeRun, hub: Serving, token: str, *, csr: bytes = b"", node_id: str = "new") -> None:
+async def refusal(made: MadeRun, hub: Serving, token: str, *, csr: bytes, node_id: str) -> Reason:
     """Send a request as it is, without the client's own checks."""
     request = membership_pb2.EnrolRequest(token=token, signing_request_der=csr, node_id=node_id)
-    async with dial_as_stranger(
-        hub.address, run_id=made.run_id, ca_pem=made.run.ca_certificate_pem
-    ) as channel:
-        await call(membership_pb2_grpc.EnrolmentServiceStub(channel).Enrol, request, timeout_s=10)
-
-
-async def refusal(
-    made: MadeRun, hub: Serving, token: str, *, csr: bytes, node_id: str = "new"
-) -> RefusedError:
-    with pytest.raises(RefusedError) as refused:
-        await ask(made, hub, token, csr=csr, node_id=node_id)
-    return refused.value
+    ca_pem = made.run.ca_certificate_pem
+    async with dial_as_stranger(hub.address, run_id=made.run_id, ca_pem=ca_pem) as channel:
+        with pytest.raises(RefusedError) as refused:
+            await call(membership_pb2_grpc.EnrolmentServiceStub(channel).Enrol, request, timeout_s=10)
+    return refused.value.reason
 
 
 async def test_a_token_makes_a_member_whose_identity_is_kept_and_lets_it_in(
@@ -160,7 +153,7 @@ async def test_a_token_works_once_and_nonsense_does_not_spend_it(made: MadeRun, 
             (token, good, "new\n", Reason.MALFORMED),
             (token, good, "../learner", Reason.MALFORMED),
         ):
-            assert (await refusal(made, port, sent_token, csr=csr, node_id=node_id)).reason is reason
+            assert await refusal(made, port, sent_token, csr=csr, node_id=node_id) is reason
         await enrol_sampler(made, token, tmp_path / "a")
         with cannot_start():
             await enrol_sampler(made, token, tmp_path / "b", node_id="other")
@@ -198,23 +191,14 @@ async def test_a_token_is_not_shown_to_a_hub_of_another_run(made: MadeRun, tmp_p
         assert impostor.refusals == {}
 
 
-async def test_a_coordinator_that_does_not_answer_is_named_and_the_token_stays_good(
-    made: MadeRun, tmp_path: Path
+async def test_a_coordinator_that_does_not_answer_is_named_and_waited_for_and_the_token_stays_good(
+    made: MadeRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with enrolment_port(made) as port:
         token = token_for(made, port)
     with cannot_start(port.address):
         await enrol_sampler(made, token, tmp_path / "identity")
     assert load_identity(tmp_path / "identity") is None
-    async with enrolment_port(made, listen=port.address):
-        await enrol_sampler(made, token, tmp_path / "identity", patience_s=20)
-
-
-async def test_enrolling_waits_for_a_coordinator_that_starts_later(
-    made: MadeRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with enrolment_port(made) as port:
-        token = token_for(made, port)
     async with asyncio.TaskGroup() as tasks:
         enrolling = tasks.create_task(enrol_sampler(made, token, tmp_path / "identity", patience_s=20))
         await until(lambda: any("trying again" in record.message for record in caplog.records))

@@ -8,7 +8,7 @@ import time
 import tomllib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,45 +62,28 @@ sys.exit(main(["join", *sys.argv[1:]]))
 """``heterorl-node join``; it becomes the daemon without exec, after which torch would be imported again."""
 
 
-@dataclass
-class Joining:
-    """``heterorl-node join`` in a process of its own, and what it says."""
-
-    process: AsyncProcess
-    lines: list[str] = field(default_factory=list)
-    heard: asyncio.Condition = field(default_factory=asyncio.Condition)
-
-    async def listen(self) -> None:
-        assert self.process.stdout is not None
-        async for line in self.process.stdout:
-            await self._note(line.decode())
-        await self._note("(ended)")
-
-    async def _note(self, line: str) -> None:
-        async with self.heard:
-            self.lines.append(line)
-            self.heard.notify_all()
-
-    async def says(self, text: str) -> None:
-        """Wait until a line has this text; fail with all lines if the process ends before."""
-        async with self.heard:
-            await self.heard.wait_for(
-                lambda: any(one in line for line in self.lines for one in (text, "(ended)"))
-            )
-        assert any(text in line for line in self.lines), self.lines
-
-
 @asynccontextmanager
-async def join_process(*argv: object) -> AsyncIterator[Joining]:
+async def join_process(*argv: object) -> AsyncIterator[AsyncProcess]:
     streams = asyncio.subprocess.PIPE, asyncio.subprocess.STDOUT
-    joining = Joining(await start_warm(["-c", JOIN, *map(str, argv)], *streams, env=os.environ))
-    listening = asyncio.create_task(joining.listen())
+    process = await start_warm(["-c", JOIN, *map(str, argv)], *streams, env=os.environ)
     try:
-        yield joining
+        yield process
     finally:
-        joining.process.kill()
-        await joining.process.wait()
-        await listening
+        process.kill()
+        await process.wait()
+        assert process.stdout is not None
+        await process.stdout.read()  # to its end, which closes it
+
+
+async def says(process: AsyncProcess, text: str) -> None:
+    """Wait until a line has this text; fail with all lines since the last time if the process ends before."""
+    lines: list[str] = []
+    assert process.stdout is not None
+    async for line in process.stdout:
+        lines.append(line.decode())
+        if text in lines[-1]:
+            return
+    raise AssertionError(lines)
 
 
 async def join(*argv: object) -> int:
@@ -119,12 +102,12 @@ async def test_one_line_contributes_and_the_same_line_goes_on_after_a_kill(
     ):
         line = (token_of(hub, made), "--state-dir", here, "--set", "sampler.concurrency_groups=2")
         async with asyncio.timeout(600), join_process(*line) as joining:
-            await joining.says('"event": "ready"')
+            await says(joining, '"event": "ready"')
             drain = await learner.drain(credits=1)
             group_id = await drain.group()
             await drain.judge(group_id, common_pb2.VERDICT_ACCEPTED)
             await drain.step(1, group_id)
-            await joining.says('"event": "first group trained"')
+            await says(joining, '"event": "first group trained"')
         identity = load_identity(here / "sampler" / "identity")
         assert identity is not None
         assert not (here / "sampler" / "token").exists()
@@ -140,10 +123,10 @@ async def test_one_line_contributes_and_the_same_line_goes_on_after_a_kill(
             assert (model / name).read_bytes() == (model_dir / name).read_bytes()
         fetched_at = model.stat().st_mtime_ns
         async with asyncio.timeout(600), join_process(*line) as joining:
-            await joining.says(f"known in run {made.run_id} as sampler {identity.node_id}")
-            await joining.says('"event": "ready"')
-            joining.process.send_signal(signal.SIGTERM)
-            assert await joining.process.wait() == 0
+            await says(joining, f"known in run {made.run_id} as sampler {identity.node_id}")
+            await says(joining, '"event": "ready"')
+            joining.send_signal(signal.SIGTERM)
+            assert await joining.wait() == 0
         assert model.stat().st_mtime_ns == fetched_at
 
 

@@ -108,18 +108,6 @@ async def test_groups_that_wait_are_given_up_once_their_sampler_is_quarantined(s
         assert hub.verdicts_of("0.1") == [Verdict.ACCEPTED, Verdict.SUSPECT]
 
 
-async def test_a_buffered_group_that_grows_stale_is_given_up(start: Start) -> None:
-    async with start() as running:
-        hub = running.hub
-        # Each step leaves one group over; the oldest go first, so "old" is made to wait by arriving last.
-        await running.give(*(f"{n}.1" for n in range(5)))
-        await hub.wait_until(lambda: len(hub.records) == 2)
-        await running.give("5.1", "6.1", version=2)
-        await hub.wait_until(lambda: len(hub.records) == 3)
-        assert hub.verdicts_of("4.1") == [Verdict.ACCEPTED, Verdict.STALE]
-        assert hub.trained_group_ids[4:] == ["5.1", "6.1"]
-
-
 async def test_whoever_hands_in_copies_trains_nothing_and_is_quarantined(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,27 +125,6 @@ async def test_whoever_hands_in_copies_trains_nothing_and_is_quarantined(
         )
         assert "sampler-a" not in hub.quarantined
         assert hub.records == []
-
-
-async def test_a_sampler_whose_groups_are_all_stale_is_measured_or_said_not_to_be(start: Start) -> None:
-    """Far has company at its age from the third step on; nobody knows before whether it is the drift."""
-    async with start(quarantine_mismatch_nats=0.2) as running:
-
-        def of_far(what: str) -> float:
-            return running.shown(f"sampler_{what}", sampler="far") or 0.0
-
-        await running.train(0, sampler_id="near")
-        await running.hub.wait_until(lambda: len(running.hub.records) == 1)
-        await running.train(1, version=0, sampler_id="far")
-        await until(lambda: of_far("measured_groups") == 2)
-        alone_nats = of_far("mismatch_error_nats")
-        assert alone_nats > 1.0
-        assert running.shown("unmeasured_samplers") == 1
-        for made, sampler in ((2, "company"), (3, "far")):
-            await running.train(made, version=made - 1, sampler_id=sampler)
-        await until(lambda: of_far("measured_groups") > 3.9)
-        assert of_far("mismatch_error_nats") < alone_nats / 5
-        assert {verdict for _, verdict in running.hub.verdicts} == {Verdict.ACCEPTED}
 
 
 async def test_divergence_by_age_is_shown_and_a_staleness_bound_recommended_once_two_ages_are_known(

@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 from collections import Counter
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,34 +48,48 @@ async def take_steps(hub: ScriptedHub, running: RunningLearner, *, until_version
         await until(lambda: (version + 1, BATCH) in running.written)  # noqa: B023
 
 
-async def killed_at(
-    hub: ScriptedHub, model_dir: Path, state: Path, copy: Path, *, version: int, device: str = "cpu"
-) -> PolicyVersion:
-    """Train to a version with a checkpoint every four; leave what a kill would have left in ``copy``."""
-    async with learner(hub, model_dir, state, checkpoint_every_versions=4, device=device) as running:
-        await take_steps(hub, running, until_version=version)
-        if version > 4:
-            await until(lambda: versions_in(state / "checkpoints") == [4])
-        torch.save(parameters(running.policy).cpu(), state / "parameters")
-        shutil.copytree(state, copy)
-        return head_of(running)
+@dataclass(frozen=True)
+class Killed:
+    """A learner that was killed two steps after its checkpoint of version 4; the second was published."""
+
+    directory: Path
+    head: PolicyVersion
+    parameters: torch.Tensor
+
+    def copy(self, to: Path) -> Path:
+        return Path(shutil.copytree(self.directory, to))
+
+
+async def train_and_be_killed(model_dir: Path, directory: Path, *, device: str = "cpu") -> Killed:
+    """Train to version 6; leave what a kill would have left."""
+    async with (
+        scripted_hub() as hub,
+        learner(hub, model_dir, directory / "a", checkpoint_every_versions=4, device=device) as running,
+    ):
+        await take_steps(hub, running, until_version=6)
+        await until(lambda: versions_in(directory / "a" / "checkpoints") == [4])
+        shutil.copytree(directory / "a", directory / "b")
+        return Killed(directory / "b", head_of(running), parameters(running.policy).cpu())
+
+
+@pytest.fixture(scope="module")
+def killed(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Killed:
+    return asyncio.run(train_and_be_killed(model_dir, tmp_path_factory.mktemp("killed")))
 
 
 async def test_a_killed_learner_goes_on_bit_for_bit_whatever_its_settings_are_by_then(
-    model_dir: Path, tmp_path: Path
+    model_dir: Path, tmp_path: Path, killed: Killed
 ) -> None:
-    """Two steps beyond a checkpoint, the second of them published; the rate is another one now."""
-    async with scripted_hub() as hub:
-        head = await killed_at(hub, model_dir, tmp_path / "a", tmp_path / "b", version=6)
-    shutil.copytree(tmp_path / "b", tmp_path / "c")
     changed: dict[str, Any] = {"learning_rate": 5e-3, "gradient_clip_norm": 1e-3, "objective": "grpo"}
-    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path / "c", head=head, **changed) as again:
+    state, head = killed.copy(tmp_path / "changed"), killed.head
+    async with scripted_hub() as hub, learner(hub, model_dir, state, head=head, **changed) as again:
         restart = again.state.restart
         assert (restart.checkpoint_version, restart.version, restart.outcome) == (4, 6, "exact")
-    async with scripted_hub() as hub, learner(hub, model_dir, tmp_path / "b", head=head) as again:
+    state = killed.copy(tmp_path / "as before")
+    async with scripted_hub() as hub, learner(hub, model_dir, state, head=head) as again:
         assert (again.state.restart.outcome, again.state.restart.changed) == ("exact", ())
         assert again.loop.version == 6
-        assert torch.equal(parameters(again.policy), torch.load(tmp_path / "a" / "parameters"))
+        assert torch.equal(parameters(again.policy), killed.parameters)
         await take_steps(hub, again, until_version=7)
         assert hub.hellos[0].version == 6
         # The records that nobody had acknowledged are said again, and then the next one.
@@ -87,11 +102,10 @@ async def test_a_learner_on_a_gpu_that_was_killed_goes_on_from_its_journal(
     model_dir: Path, tmp_path: Path
 ) -> None:
     """A GPU may not add up twice alike: then the replay says so, and comes near."""
+    killed = await train_and_be_killed(model_dir, tmp_path, device=DEVICE)
+    before, state = killed.parameters, killed.directory
     async with scripted_hub() as hub:
-        head = await killed_at(hub, model_dir, tmp_path / "a", tmp_path / "b", version=6, device=DEVICE)
-    before = torch.load(tmp_path / "a" / "parameters")
-    async with scripted_hub() as hub:
-        async with learner(hub, model_dir, tmp_path / "b", head=head, device=DEVICE) as again:
+        async with learner(hub, model_dir, state, head=killed.head, device=DEVICE) as again:
             restart, after = again.state.restart, parameters(again.policy).cpu()
             assert (restart.checkpoint_version, restart.version, restart.changed) == (4, 6, ())
             assert restart.outcome == ("exact" if torch.equal(after, before) else "inexact")
@@ -100,49 +114,47 @@ async def test_a_learner_on_a_gpu_that_was_killed_goes_on_from_its_journal(
             assert again.policy.is_finite()
             head, before = head_of(again), parameters(again.policy).cpu()
         # It ended with a checkpoint, which is exact wherever it was made.
-        async with learner(hub, model_dir, tmp_path / "b", head=head, device=DEVICE) as again:
+        async with learner(hub, model_dir, state, head=head, device=DEVICE) as again:
             restart = again.state.restart
             assert (restart.version, restart.replayed_steps, restart.outcome) == (7, 0, "exact")
             assert torch.equal(parameters(again.policy).cpu(), before)
-        async with learner(hub, model_dir, tmp_path / "b", head=head) as again:
+        async with learner(hub, model_dir, state, head=head) as again:
             assert torch.equal(parameters(again.policy), before)
 
 
 async def test_a_replay_that_makes_other_words_goes_on_and_leaves_no_checkpoint_of_the_published_number(
-    model_dir: Path, tmp_path: Path
+    model_dir: Path, tmp_path: Path, killed: Killed
 ) -> None:
+    state, head = killed.copy(tmp_path / "state"), killed.head
+    disturb_moments(state / "checkpoints" / "000000000004")
     async with scripted_hub() as hub:
-        head = await killed_at(hub, model_dir, tmp_path / "a", tmp_path / "b", version=6)
-    disturb_moments(tmp_path / "b" / "checkpoints" / "000000000004")
-    async with scripted_hub() as hub:
-        async with learner(hub, model_dir, tmp_path / "b", head=head) as again:
+        async with learner(hub, model_dir, state, head=head) as again:
             assert (again.state.restart.outcome, again.loop.version) == ("inexact", 6)
-            assert not torch.equal(parameters(again.policy), torch.load(tmp_path / "a" / "parameters"))
-        assert versions_in(tmp_path / "b" / "checkpoints") == [4]
-        async with learner(hub, model_dir, tmp_path / "b", head=head) as again:
+            assert not torch.equal(parameters(again.policy), killed.parameters)
+        assert versions_in(state / "checkpoints") == [4]
+        async with learner(hub, model_dir, state, head=head) as again:
             assert again.state.restart.outcome == "inexact"
             await take_steps(hub, again, until_version=7)
             words = parameters(again.policy)
-        assert versions_in(tmp_path / "b" / "checkpoints") == [4, 7]
-        async with learner(hub, model_dir, tmp_path / "b", head=head) as again:
+        assert versions_in(state / "checkpoints") == [4, 7]
+        async with learner(hub, model_dir, state, head=head) as again:
             assert (again.state.restart.outcome, again.loop.version) == ("unpublished", 7)
             assert torch.equal(parameters(again.policy), words)
 
 
 async def test_a_damaged_checkpoint_can_be_removed_and_the_journal_leads_to_the_same_version(
-    model_dir: Path, tmp_path: Path
+    model_dir: Path, tmp_path: Path, killed: Killed
 ) -> None:
-    async with scripted_hub() as hub:
-        head = await killed_at(hub, model_dir, tmp_path / "a", tmp_path / "b", version=6)
-    checkpoint = tmp_path / "b" / "checkpoints" / "000000000004"
+    state, head = killed.copy(tmp_path / "state"), killed.head
+    checkpoint = state / "checkpoints" / "000000000004"
     [file] = (checkpoint / "optimizer").iterdir()
     file.write_bytes(file.read_bytes()[:-1])
     async with scripted_hub() as hub:
         with pytest.raises(StartupError, match="cut short or changed"):
-            async with learner(hub, model_dir, tmp_path / "b", head=head):
+            async with learner(hub, model_dir, state, head=head):
                 pass
         shutil.rmtree(checkpoint)
-        async with learner(hub, model_dir, tmp_path / "b", head=head) as again:
+        async with learner(hub, model_dir, state, head=head) as again:
             assert (again.state.restart.replayed_steps, again.state.restart.outcome) == (6, "exact")
 
 

@@ -1,8 +1,6 @@
 """The learner as the daemon runs it, with a real coordinator over mTLS and a sampler made of its clients."""
 
 import asyncio
-import io
-import json
 import math
 import time
 from html import escape
@@ -11,7 +9,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from bench.forked_context import forked_context
 from bench.held_policy import HeldPolicy
@@ -25,7 +22,6 @@ from learner.model.model import load_policy
 from learner.publishing.kept_versions import published_versions
 from learner.ranks import launching
 from node.commands.status.status_command import fetch_status
-from node.commands.status.status_view import render
 from node.coordinator import coordinator_role as coordinator_role
 from node.coordinator.ledger.ledger_check import examine, reading
 from node.coordinator.ledger.ledger_file import FILE_NAME
@@ -106,9 +102,7 @@ async def test_a_learner_trains_publishes_drains_and_goes_on_after_a_restart(
     [row] = [peer for peer in status.peers if peer.role is Role.LEARNER]
     assert (row.state, row.waits_for) == ("left", "done: version 5 of 5")
 
-    lines = [
-        json.loads(line) for line in (made.directory / "learner" / "steps.jsonl").read_text().splitlines()
-    ]
+    lines = list(log_lines(made.directory / "learner" / "steps.jsonl"))
     assert [line["version"] for line in lines] == [1, 2, 3, 4, 5]
     trained = [group["group_id"] for line in lines for group in line["groups"]]
     assert len(set(trained)) == len(trained) == 10
@@ -223,16 +217,12 @@ async def test_a_run_whose_rewards_are_all_equal_takes_no_step_and_says_so_until
     ):
         steps = learn(made, hub, model_dir, max_versions=1, quarantine_mismatch_nats=math.inf)
         learning = asyncio.create_task(steps)
-        await until(lambda: told[Verdict.UNINFORMATIVE] >= 2 * 40)  # more than the bound allows
+        await until(lambda: told[Verdict.UNINFORMATIVE] >= 2 * 20)  # more than the bound allows
         status = await fetch_status(hub, made.of(Role.OPERATOR))
         assert status.head is None
         assert status.step is None
         assert status.slots["trained"] == 0
-        assert status.slots["uninformative"] >= 2 * 40
-        output = io.StringIO()
-        Console(file=output, width=400).print(render(status))
-        assert "100% of the newest" in output.getvalue()
-        assert "no step for 0 min" in output.getvalue()
+        assert status.slots["uninformative"] >= 2 * 20
         rewards[1] = 1.0
         assert (await learning)[0] is ExitCode.DRAINED
         status = await fetch_status(hub, made.of(Role.OPERATOR))

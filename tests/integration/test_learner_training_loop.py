@@ -162,13 +162,6 @@ async def test_a_lost_stream_is_counted_and_begun_again(start: Start) -> None:
         assert running.shown("lost_drain_streams_total") == 1
 
 
-async def test_the_loop_ends_by_itself_at_the_last_version(start: Start) -> None:
-    async with start(max_versions=2) as running:
-        await running.give(*(f"{n}.1" for n in range(6)))
-        await ended(running)
-        assert running.loop.version == 2
-
-
 async def test_a_finished_loop_waits_for_the_acknowledgement_of_its_last_step(start: Start) -> None:
     async with start(max_versions=1) as running:
         running.hub.is_acknowledging = False

@@ -86,14 +86,6 @@ async def test_a_column_that_the_rows_lack_stops_the_start(made: MadeRun, data: 
             pass
 
 
-async def test_a_bad_row_stops_the_start_and_is_named(made: MadeRun, data: Path) -> None:
-    with data.open("a") as file:
-        file.write("[]\n")
-    with misconfigured("line 11 of sums.jsonl", key="coordinator.data.file"):
-        async with running_hub(made, **settings(data)):
-            pass
-
-
 async def test_rows_overwritten_under_a_run_are_not_leased(made: MadeRun, data: Path) -> None:
     async with running_hub(made, **settings(data)) as hub:
         overwrite(data)

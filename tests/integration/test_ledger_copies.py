@@ -4,7 +4,6 @@ import json
 import math
 import os
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -19,9 +18,10 @@ from prometheus_client import CollectorRegistry
 
 from node.commands.cli import main
 from node.coordinator.ledger.backup_record import BackupRecord
-from node.coordinator.ledger.ledger_check import examine, read_evaluations
+from node.coordinator.ledger.ledger_check import examine
 from node.coordinator.ledger.ledger_copies import SLOTS_PER_SECOND, back_up, restore
 from node.coordinator.ledger.ledger_file import Ledger
+from node.coordinator.ledger.ledger_schema import SCHEMA_VERSION
 from node.coordinator.metrics import CoordinatorMetrics
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.decisions.step_history import Hello
@@ -34,9 +34,8 @@ from node.coordinator.work.slots.slot import (
     SlotState,
     held_out_number,
 )
-from node.errors import Reason, StartupError
+from node.errors import StartupError
 from node.values.evaluation import Evaluation
-from node.values.run import StepRecord
 from support.coordinator import NOW_S
 from support.ledgers import make_older, open_desk
 
@@ -68,23 +67,19 @@ def train(path: Path, steps: int) -> list[str]:
         return [name for _ in range(steps) for name in desk.train_next()]
 
 
-def start_writer(path: Path, steps: int) -> "subprocess.Popen[str]":
-    """Start a process that has written ``steps`` and goes on holding the ledger."""
-    writer = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(path), str(steps)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={"PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}:{ROOT / 'tests'}"},
-    )
-    assert writer.stdout is not None
-    assert writer.stdout.readline() == "written\n"
-    return writer
+def wal_of(ledger: Path) -> Path:
+    return ledger.with_name("ledger.sqlite-wal")
 
 
-def kill(writer: "subprocess.Popen[str]") -> None:
-    writer.send_signal(signal.SIGKILL)
-    writer.communicate(timeout=10)
+def train_and_be_killed(path: Path, steps: int) -> None:
+    """Leave what is there when a process is killed that has trained: the file, and what its -wal has."""
+    with open_desk(path) as desk:
+        desk.open_drain(Hello("learner", 1, desk.accounts.last_step))
+        for _ in range(steps):
+            desk.train_next()
+        left = {file: file.read_bytes() for file in (path, wal_of(path))}
+    for file, content in left.items():
+        file.write_bytes(content)
 
 
 def test_a_backup_of_a_ledger_in_use_is_whole_and_of_one_moment(ledger: Path, tmp_path: Path) -> None:
@@ -126,42 +121,30 @@ def test_a_directory_whose_name_is_not_utf_8_gets_the_backup(tmp_path: Path) -> 
 def test_a_ledger_in_use_by_another_process_is_backed_up_by_the_command(
     ledger: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    writer = start_writer(ledger, 4)
-    try:
-        copy = tmp_path / "copy.sqlite"
-        state_dir = str(ledger.parents[1])
-        assert main(["ledger", "backup", "--state-dir", state_dir, "--to", str(copy)]) == 0
-        assert "up to version 4" in capsys.readouterr().out
-        assert main(["ledger", "check", str(copy), "--json"]) == 0
-        found = json.loads(capsys.readouterr().out)
-        assert (found["run_id"], found["steps"], found["slots"]) == ("run", 4, {"leased": 1, "trained": 4})
-        # The live one can be looked at as well, but nothing takes its place.
-        assert main(["ledger", "check", str(ledger)]) == 0
-        assert main(["ledger", "restore", str(copy), "--state-dir", state_dir]) == 3
-        assert f"is in use by process {writer.pid} on" in capsys.readouterr().err
-    finally:
-        kill(writer)
-
-
-def test_a_killed_coordinators_ledger_is_backed_up_with_its_wal(ledger: Path, tmp_path: Path) -> None:
-    kill(start_writer(ledger, 6))
-    assert ledger.with_name("ledger.sqlite-wal").stat().st_size > 0
-    assert back_up(ledger, to=tmp_path / "copy.sqlite").steps == 6
-
-
-def test_a_lost_wal_leaves_an_older_ledger_that_the_learner_refuses(ledger: Path) -> None:
-    """The -wal of a ledger deleted after kill -9: everything since the last checkpoint is gone."""
-    train(ledger, 2)
-    kill(start_writer(ledger, 3))
-    ledger.with_name("ledger.sqlite-wal").unlink()
-    with open_desk(ledger) as desk:
-        assert desk.lease(held=5) == []
-        assert desk.accounts.last_step == 2
-        outcome = desk.open_drain(Hello("learner", 1, 5, (StepRecord(5, ("4.1",), (0,)),)))
-        assert outcome.refusal is not None
-        assert outcome.refusal.reason is Reason.LEDGER_BEHIND
-        assert "versions 3 to 4" in outcome.gap
-        assert desk.lease(held=5) == []
+    copy, state_dir = tmp_path / "copy.sqlite", str(ledger.parents[1])
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(ledger), "4"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={"PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}:{ROOT / 'tests'}"},
+    ) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"written\n"
+        try:
+            assert main(["ledger", "backup", "--state-dir", state_dir, "--to", str(copy)]) == 0
+            assert "up to version 4" in capsys.readouterr().out
+            assert main(["ledger", "check", str(copy), "--json"]) == 0
+            found = json.loads(capsys.readouterr().out)
+            assert (found["run_id"], found["steps"]) == ("run", 4)
+            assert found["slots"] == {"leased": 1, "trained": 4}
+            # The live one can be looked at as well, but nothing takes its place.
+            assert main(["ledger", "check", str(ledger)]) == 0
+            assert main(["ledger", "restore", str(copy), "--state-dir", state_dir]) == 3
+            assert f"is in use by process {writer.pid} on" in capsys.readouterr().err
+        finally:
+            writer.kill()
+    assert wal_of(ledger).stat().st_size > 0
+    assert back_up(ledger, to=copy).steps == 4
 
 
 def test_a_copy_that_cannot_be_finished_leaves_the_one_before(ledger: Path, tmp_path: Path) -> None:
@@ -170,7 +153,6 @@ def test_a_copy_that_cannot_be_finished_leaves_the_one_before(ledger: Path, tmp_
     back_up(ledger, to=copy)
     before = copy.read_bytes()
     with open_desk(ledger) as desk:
-        (name,) = desk.lease(held=1) or [""]
         desk.accounts.confirm()
         (name,) = desk.lease(held=1)
         desk.submit(name)
@@ -228,41 +210,6 @@ def test_the_ledger_itself_is_no_place_for_its_backup(ledger: Path) -> None:
         back_up(ledger, to=ledger)
 
 
-@pytest.mark.parametrize(
-    ("damage", "problem"),
-    [
-        ("DELETE FROM steps WHERE version = 2", "no record of 1 of the versions 2 to 2"),
-        ("UPDATE steps SET group_ids = '[\"0.1\"]' WHERE version = 2", "slot 0 was trained on 2 times"),
-        ("UPDATE steps SET group_ids = '[\"1.2\"]' WHERE version = 2", "step 2 trained on group 1.2"),
-        ("UPDATE steps SET group_ids = '[\"77.1\"]' WHERE version = 2", "whose slot is never leased"),
-        ("DELETE FROM steps WHERE version = 3", "3 slots are trained, and steps name 2"),
-        ("DELETE FROM slots WHERE number = 1", "2 of the slots 0 to 2"),
-        (
-            "INSERT INTO groups VALUES (0, 2, 's1', 0, x'00', x'00', x'00')",
-            "a group of slot 0, which waits for none",
-        ),
-        ("UPDATE slots SET state = 'spooled' WHERE number = 2", "the group of slot 2 is not in the spool"),
-        ("DELETE FROM facts WHERE kind = 'run'", "it names no run"),
-        ("DROP TABLE steps", "it has no table steps"),
-    ],
-)
-def test_what_is_wrong_with_a_ledger_is_named(
-    ledger: Path, damage: str, problem: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train(ledger, 3)
-    assert examine(ledger).problems == ()
-    with closing(sqlite3.connect(ledger)) as other, other:
-        other.execute(damage)
-    assert main(["ledger", "check", str(ledger)]) == 1
-    assert problem in capsys.readouterr().out
-
-
-def test_what_is_no_ledger_is_not_taken_for_one(tmp_path: Path) -> None:
-    (tmp_path / "other").write_bytes(b"\x7fELF" * 2000)
-    assert "cannot be read" in examine(tmp_path / "other").problems[0]
-    assert main(["ledger", "check", str(tmp_path / "nowhere")]) == 3
-
-
 ANSWER = HeldOutAnswer(0.5, 0, 4, {"words": 2.5})
 
 
@@ -286,6 +233,46 @@ def begin_evaluation(ledger: Path) -> Transaction:
     return under_way
 
 
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        ("DELETE FROM steps WHERE version = 2", "no record of 1 of the versions 2 to 2"),
+        ("UPDATE steps SET group_ids = '[\"0.1\"]' WHERE version = 2", "slot 0 was trained on 2 times"),
+        ("UPDATE steps SET group_ids = '[\"1.2\"]' WHERE version = 2", "step 2 trained on group 1.2"),
+        ("UPDATE steps SET group_ids = '[\"77.1\"]' WHERE version = 2", "whose slot is never leased"),
+        ("DELETE FROM steps WHERE version = 3", "3 slots are trained, and steps name 2"),
+        ("DELETE FROM slots WHERE number = 1", "2 of the slots 0 to 2"),
+        (
+            "INSERT INTO groups VALUES (0, 2, 's1', 0, x'00', x'00', x'00')",
+            "a group of slot 0, which waits for none",
+        ),
+        ("UPDATE slots SET state = 'spooled' WHERE number = 2", "the group of slot 2 is not in the spool"),
+        ("DELETE FROM facts WHERE kind = 'run'", "it names no run"),
+        (
+            f"DELETE FROM slots WHERE number = {held_out_number(0, 1)}",
+            "the evaluation of version 0 counts 2 answers, and 1 are there",
+        ),
+        ("DROP TABLE steps", "it has no table steps"),
+    ],
+)
+def test_what_is_wrong_with_a_ledger_is_named(
+    ledger: Path, damage: str, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(ledger, 3)
+    begin_evaluation(ledger)
+    assert examine(ledger).problems == ()
+    with closing(sqlite3.connect(ledger)) as other, other:
+        other.execute(damage)
+    assert main(["ledger", "check", str(ledger)]) == 1
+    assert problem in capsys.readouterr().out
+
+
+def test_what_is_no_ledger_is_not_taken_for_one(tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(b"\x7fELF" * 2000)
+    assert "cannot be read" in examine(tmp_path / "other").problems[0]
+    assert main(["ledger", "check", str(tmp_path / "nowhere")]) == 3
+
+
 def test_an_evaluation_under_way_survives_a_restore_and_ends_as_it_is_where_a_loss_is_accepted(
     ledger: Path, tmp_path: Path
 ) -> None:
@@ -306,48 +293,16 @@ def test_an_evaluation_under_way_survives_a_restore_and_ends_as_it_is_where_a_lo
     assert examine(ledger).problems == ()
 
 
-def test_an_answer_that_is_missing_is_found(ledger: Path) -> None:
-    begin_evaluation(ledger)
-    assert examine(ledger).problems == ()
-    with closing(sqlite3.connect(ledger)) as connection, connection:
-        connection.execute("DELETE FROM slots WHERE number = ?", [held_out_number(0, 1)])
-    (problem,) = examine(ledger).problems
-    assert problem == "the evaluation of version 0 counts 2 answers, and 1 are there"
-
-
-def test_a_ledger_of_0_3_is_read_as_it_is_and_opened_with_its_scores_and_not_what_was_under_way(
-    ledger: Path,
-) -> None:
-    make_older(ledger)
-    before = examine(ledger)
-    assert (before.schema, before.problems) == (2, ())
-    known = read_evaluations(ledger)
-    assert [(one.version, one.counted_prompts, one.reward_mean) for one in known] == [
-        (0, 9, 0.5),
-        (10, 8, None),
-        (20, 0, None),
-    ]
-    assert (known[0].metric_means, known[1].cut_ratio) == ({"words": 2.5}, None)
-    with closing(Ledger.open(ledger, run_id="run")) as opened:
-        balance = opened.balance()
-    assert (balance.of(Evaluation), balance.held_out) == (known, ())
-    assert balance.slots.next_slot == before.next_slot
-    assert read_evaluations(ledger) == known
-    after = examine(ledger)
-    assert (after.schema, after.problems) == (3, ())
-    assert replace(after, schema=2) == before
-
-
 def test_a_restored_ledger_is_the_copy_and_the_replaced_one_is_kept(ledger: Path, tmp_path: Path) -> None:
     train(ledger, 2)
     copy = tmp_path / "copy.sqlite"
     back_up(ledger, to=copy)
-    kill(start_writer(ledger, 3))  # as a crash leaves it, with a -wal file
+    train_and_be_killed(ledger, 3)  # as a crash leaves it, with a -wal file
     done = restore(copy, ledger=ledger, accepts_loss=False, now=NOW_S)
     assert done.first_slot is None
     assert done.aside is not None
     assert (examine(ledger).last_step, examine(done.aside).last_step) == (2, 5)
-    assert not ledger.with_name("ledger.sqlite-wal").exists()
+    assert not wal_of(ledger).exists()
     # The gap rule decides when the learner comes.
     with open_desk(ledger) as desk:
         assert desk.open_drain(Hello("learner", 1, 5)).gap
@@ -359,12 +314,12 @@ def test_a_damaged_ledger_is_kept_with_its_wal_which_never_meets_the_restored_on
     train(ledger, 2)
     copy = tmp_path / "copy.sqlite"
     back_up(ledger, to=copy)
-    kill(start_writer(ledger, 3))
+    train_and_be_killed(ledger, 3)
     ledger.write_bytes(b"\x7fELF" * 2000)
     done = restore(copy, ledger=ledger, accepts_loss=True, now=NOW_S)
     assert done.aside is not None
     assert done.aside.with_name(f"{done.aside.name}-wal").exists()
-    assert not ledger.with_name("ledger.sqlite-wal").exists()
+    assert not wal_of(ledger).exists()
     assert (examine(ledger).problems, done.first_slot) == ((), int(NOW_S) * SLOTS_PER_SECOND)
 
 
@@ -374,6 +329,12 @@ def test_a_copy_of_another_run_or_a_damaged_one_changes_nothing(ledger: Path, tm
     Ledger.open(other, run_id="other").close()
     with pytest.raises(StartupError, match="is of run 'other'"):
         restore(other, ledger=ledger, accepts_loss=True, now=NOW_S)
+    with closing(sqlite3.connect(ledger)) as newer:
+        newer.execute("PRAGMA user_version = 99")
+    with pytest.raises(StartupError, match="is of run 'other'"):
+        restore(other, ledger=ledger, accepts_loss=False, now=NOW_S)
+    with closing(sqlite3.connect(ledger)) as newer:
+        newer.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     other.write_bytes(ledger.read_bytes()[:8192])
     with pytest.raises(StartupError, match=r"damaged|could not be restored"):
         restore(other, ledger=ledger, accepts_loss=True, now=NOW_S)
@@ -382,66 +343,19 @@ def test_a_copy_of_another_run_or_a_damaged_one_changes_nothing(ledger: Path, tm
     assert left == {"ledger.sqlite", "ledger.sqlite.lock"}
 
 
-def test_a_backup_restored_again_and_again_at_the_same_second_never_gives_an_id_twice(
-    ledger: Path, tmp_path: Path
-) -> None:
-    train(ledger, 2)
-    copy = tmp_path / "copy.sqlite"
-    with open_desk(ledger) as desk:
-        desk.accounts.confirm()
-        opened = desk.lease(wanted=3, held=2)  # in the copy, these are open
-        desk.submit(opened[0])
-    back_up(ledger, to=copy)
-    trained = {"0.1", "1.1"}
-    version = 2
-    for _ in range(4):
-        with open_desk(ledger) as desk:
-            desk.open_drain(Hello("learner", 1, version, held_group_ids=tuple(opened[:1])))
-            for _ in range(3):
-                names = desk.train_next()
-                assert trained.isdisjoint(names), names
-                trained.update(names)
-                version += 1
-        restore(copy, ledger=ledger, accepts_loss=True, now=NOW_S)
-        with open_desk(ledger) as desk:
-            assert desk.lease(held=version) == [], "nothing before the learner has said what was lost"
-            assert desk.accounts.slots.counts()[SlotState.LOST] == 3
-    with open_desk(ledger) as desk:
-        outcome = desk.open_drain(Hello("learner", 1, version))
-        assert outcome.accepted_loss == range(3, version + 1)
-        desk.train_next()
-    found = examine(ledger)
-    assert (found.problems, found.lost_steps, found.last_step) == ((), version - 2, version + 1)
-
-
 def test_an_accepted_loss_is_claimed_once_even_where_the_ledger_that_says_so_is_put_back(
     ledger: Path, tmp_path: Path
 ) -> None:
     """As by a lost -wal: the file is again as `restore --accept-loss` left it."""
     train(ledger, 2)
-    restore(ledger, ledger=ledger, accepts_loss=True, now=NOW_S)
+    command = ["ledger", "restore", str(ledger), "--state-dir", str(ledger.parents[1]), "--accept-loss"]
+    assert main(command) == 0
     shutil.copy(ledger, tmp_path / "as-restored.sqlite")
     assert len(train(ledger, 3)) == 3
     shutil.copy(tmp_path / "as-restored.sqlite", ledger)
     with open_desk(ledger) as desk:
         assert "versions 3 to 5" in desk.open_drain(Hello("learner", 1, 5)).gap
         assert desk.lease(held=5) == []
-
-
-def test_a_loss_is_accepted_on_an_older_ledger_that_was_put_back_by_hand(
-    ledger: Path, tmp_path: Path
-) -> None:
-    train(ledger, 2)
-    shutil.copy(ledger, tmp_path / "copy.sqlite")
-    train(ledger, 3)
-    shutil.copy(tmp_path / "copy.sqlite", ledger)
-    assert (
-        main(["ledger", "restore", str(ledger), "--state-dir", str(ledger.parents[1]), "--accept-loss"]) == 0
-    )
-    with open_desk(ledger) as desk:
-        assert desk.open_drain(Hello("learner", 1, 5)).accepted_loss == range(3, 6)
-        assert desk.train_next()[0].startswith("1")
-        assert int(desk.lease(held=6)[0].partition(".")[0]) > 1_000_000 * SLOTS_PER_SECOND
 
 
 @pytest.mark.parametrize("schema", [1, 2])
@@ -457,15 +371,3 @@ def test_an_older_ledger_is_verified_copied_and_restored_as_it_is(
         assert (done.ledger.problems, done.ledger.last_step) == ((), 2)
     with closing(Ledger.open(ledger, run_id="run")) as upgraded:
         assert len(upgraded.balance().of(Standing)) == 3
-
-
-def test_a_copy_of_another_run_is_named_as_such_whatever_the_schema_there(
-    ledger: Path, tmp_path: Path
-) -> None:
-    Ledger.open(ledger, run_id="run").close()
-    copy = tmp_path / "other.sqlite"
-    Ledger.open(copy, run_id="other").close()
-    with closing(sqlite3.connect(ledger)) as newer:
-        newer.execute("PRAGMA user_version = 99")
-    with pytest.raises(StartupError, match="is of run 'other'"):
-        restore(copy, ledger=ledger, accepts_loss=False, now=NOW_S)

@@ -6,9 +6,9 @@ import pytest
 
 from support.hub import RunningHub, running_hub
 from support.identity import MadeRun
-from support.tiny_run import made
+from support.tiny_run import made, made_once
 
-__all__ = ["made"]
+__all__ = ["made", "made_once"]
 
 
 @pytest.fixture

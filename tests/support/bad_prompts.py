@@ -32,13 +32,6 @@ class Fine:
         return float(len(completion.text) % 2)
 
 
-class TooLong(Fine):
-    """Some prompts are longer than the tiny model's context."""
-
-    def prompt(self, index: int, row: object) -> str:
-        return "7" * 400 if is_bad(index) else f"{index}="
-
-
 class PromptRaises(Fine):
     """Some prompts cannot be had."""
 
@@ -48,8 +41,11 @@ class PromptRaises(Fine):
         return f"{index}="
 
 
-class GraderHangs(Fine):
-    """Some completions are graded for ever."""
+class OneTooLongOneHangs(Fine):
+    """The first bad prompt is longer than the tiny model's context; answers to the others hang graders."""
+
+    def prompt(self, index: int, row: object) -> str:
+        return "7" * 400 if index == 1 else f"{index}="
 
     def grade(self, index: int, row: object, completion: CompletionText) -> float:
         if is_bad(index):

@@ -179,12 +179,15 @@ def every_stop(
     stop: Stop,
     live: Callable[[Path], None],
     told: Sequence[Acknowledged],
+    at_least: int,
 ) -> Iterator[Path]:
     """Run ``live`` once; find the machine stopped before each of its calls, the last time at its end.
 
     Yields:
         The directory as a restart finds it, once if it is the same after several calls; ``told`` is what it
         was when the machine stopped.
+    Raises:
+        AssertionError: there were fewer different ones than ``at_least``.
     """
     directory = root / "life"
     directory.mkdir()
@@ -207,6 +210,7 @@ def every_stop(
         for each, number in zip(told, newest, strict=True):
             each.say(number)
         yield found
+    assert len(seen) >= at_least
 
 
 def _content(root: Path) -> list[tuple[str, bytes | None]]:
