@@ -29,7 +29,7 @@ from support.refusals import naming
 from support.step_lines import make_step_line
 
 ORIGIN = Origin("run", "aa", "bb")
-GROUPS = [EncodedGroup(b"header", b"columns" * 9), EncodedGroup(b"other", bytes(range(256)) * 200)]
+GROUPS = [EncodedGroup(b"header", b"columns" * 9), EncodedGroup(b"other", bytes(range(256)) * 8)]
 NEWS = NewsEntry(0.25, BestVersion(3))
 
 
@@ -120,7 +120,7 @@ def three_steps() -> bytes:
         return (Path(directory) / FILE).read_bytes()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_a_bit_that_flips_anywhere_is_found_or_changes_nothing(
     three_steps: bytes, data: st.DataObject
