@@ -230,6 +230,9 @@ def test_a_journal_that_does_not_fit_its_checkpoint_is_refused(tmp_path: Path) -
     other = tmp_path / "other"
     append(opened(other, origin=replace(ORIGIN, run_id="another")), 1)
     assert "run_id is another, here it is run" in refused(other)
+    with changed(other) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    assert "it has format 99" in refused(other)
     (other / FILE).write_bytes(b"no database")
     assert FILE in refused(other)
 

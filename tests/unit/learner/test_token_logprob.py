@@ -97,10 +97,10 @@ def test_ranks_with_slices_of_the_vocabulary_have_the_values_and_gradients_of_on
     upstream = torch.linspace(-1, 2, TOKENS, dtype=torch.float64)
 
     def with_gradients(slice_: VocabularySlice | None, rows: slice) -> tuple[Tensor, ...]:
-        leaves = [one.detach().requires_grad_() for one in (hidden, weight[rows], bias[rows])]
-        own = (*leaves, target, temperature)
+        h, w, b = (one.detach().requires_grad_() for one in (hidden, weight[rows], bias[rows]))
+        own = (h, w, b, target, temperature)
         logprob = scored(own, form=form, vocabulary=slice_, chunk_logits=chunk_logits)
-        return logprob.detach(), *torch.autograd.grad(logprob, leaves, upstream)
+        return logprob.detach(), *torch.autograd.grad(logprob, (h, w, b), upstream)
 
     ranks: Reduction = AllRanks(2)
 
