@@ -34,8 +34,8 @@ FAMILIES: dict[str, tuple[Any, LogitForm]] = {
         TOKENS_ONLY | {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64, "rotary_dim": 4},
         PLAIN,
     ),
-    "Granite": (USUAL | {"logits_scaling": 8.0}, LogitForm(scale=1 / 8)),
-    "Cohere": (USUAL | {"logit_scale": 0.0625}, LogitForm(scale=0.0625)),
+    "Granite": (USUAL | {"logits_scaling": 7.0}, LogitForm(scale=1 / 7)),
+    "Cohere": (USUAL | {"logit_scale": 0.3}, LogitForm(scale=0.3)),
     "MiniCPM3": (  # divides the hidden states before the head
         USUAL | MINICPM3 | {"num_key_value_heads": 4, "v_head_dim": 8, "dim_model_base": 8},
         LogitForm(scale=1 / 4),
