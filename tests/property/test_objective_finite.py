@@ -64,17 +64,11 @@ def check_finite(objective: Objective, batch: ObjectiveBatch) -> None:
         objective, kl_coefficient=0.005, reference_kl_coefficient=0.01, discounts_by_sample_size=True
     )
     outcome = loss(batch)
-    for measured in (objective(batch).loss, outcome.loss):
-        (gradient,) = torch.autograd.grad(measured, batch.learner_logprob)
-        assert bool(measured.isfinite()), (
-            f"{objective.name} {objective.options}: the loss is {measured.item()}"
-        )
-        assert bool(gradient.isfinite().all()), (
-            f"{objective.name} {objective.options}: not all of the gradient"
-        )
-        assert math.isfinite(float(torch.linalg.vector_norm(gradient))), (
-            f"{objective.name}: a norm beyond float"
-        )
+    (gradient,) = torch.autograd.grad(outcome.loss, batch.learner_logprob)
+    said = f"{objective.name} {objective.options}"
+    assert bool(outcome.loss.isfinite()), f"{said}: the loss is {outcome.loss.item()}"
+    assert bool(gradient.isfinite().all()), f"{said}: not all of the gradient"
+    assert math.isfinite(float(torch.linalg.vector_norm(gradient))), f"{said}: a norm beyond float"
     assert outcome.reference_kl_nats is not None
     for numbers in (outcome.objective.weight, outcome.kl_nats, outcome.reference_kl_nats):
         assert bool(numbers.isfinite().all()), objective.name
@@ -114,9 +108,8 @@ def extreme_batch(
 @each_variant
 def test_every_admitted_input_has_a_finite_loss_and_gradient(objective: Objective) -> None:
     """Any up to four corners, side by side; and each alone, where nothing else spreads the batch."""
-    for dtype in DTYPES:
-        for scale in (1.0, REWARD):
-            check_finite(objective, extreme_batch(SETS, tokens=40, dtype=dtype, scale=scale))
+    for dtype, scale in ((torch.float32, 1.0), (torch.float32, REWARD), (torch.float64, REWARD)):
+        check_finite(objective, extreme_batch(SETS, tokens=40, dtype=dtype, scale=scale))
     for number, pair in enumerate(CORNERS):
         check_finite(objective, extreme_batch(((pair,),), tokens=1 + number, dtype=DTYPES[number % 2]))
 

@@ -22,7 +22,7 @@ NAMED = ((-15.0, -1.0), (-1.0, -15.0), (-8.0, -1.0), (-1.0, -8.0), (-1e4, -1.0),
 """Learner and behaviour logprobs of outliers that were met, or are the farthest there can be."""
 
 GROUPS = COMPLETIONS // GROUP_SIZE
-PLACEMENTS = 10_000
+PLACEMENTS = 1_000
 PLACED_AT_ONCE = 100
 
 
@@ -90,16 +90,16 @@ def placed(
     )
 
 
-def test_none_of_ten_thousand_outliers_holds_a_twentieth_of_the_squared_gradient() -> None:
+def test_no_outlier_holds_a_twentieth_of_the_squared_gradient() -> None:
     """Only the outlier's own group is evaluated again: the other completions do not know of it."""
     loss, generator = shipped_loss(), torch.Generator().manual_seed(11)
     for number in range(PLACEMENTS // PLACED_AT_ONCE):
-        if number % 10 == 0:
+        if number % 2 == 0:
             batch = made_up_step(generator)
             whole = squares(loss, batch)
             of_groups = whole.view(GROUPS, -1).sum(dim=1)
             largest = whole.max()
-        group, outliers = placed(batch, generator, named=number % 10 == 0)
+        group, outliers = placed(batch, generator, named=number % 2 == 0)
         each = squares(loss, outliers).view(PLACED_AT_ONCE, -1)
         total = of_groups.sum() - of_groups[group] + each.sum(dim=1)
         share = torch.maximum(each.max(dim=1).values, largest) / total

@@ -64,13 +64,28 @@ def test_what_has_arrived_is_in_no_batch_before_it_is_admitted() -> None:
     assert (buffer.arrived, len(buffer), ids(buffer.take_batch(1))) == ((), 1, ["c"])
 
 
-def test_a_group_is_given_up_as_soon_as_its_staleness_is_beyond_the_bound() -> None:
-    buffer = buffer_of(("old", 1), ("new", 2))
+@pytest.mark.parametrize(
+    ("changes", "verdict", "told"),
+    [
+        ({"version": 4}, Verdict.STALE, "3 versions"),
+        ({"task_digest": b"n"}, Verdict.FOREIGN, "6e"),
+        ({"shut_out": {"liar": "it lies"}}, Verdict.SUSPECT, "liar is quarantined: it lies"),
+        # Another sampler's group for the same slot was in the step before, and was thrown out too late.
+        ({"trained_group_ids": TrainedSlots().with_groups(["5.1"])}, Verdict.DUPLICATE, ""),
+    ],
+    ids=["too old", "other options", "shut out", "trained on"],
+)
+def test_a_group_that_cannot_be_trained_on_any_more_is_given_up_with_the_reason(
+    changes: dict[str, Any], verdict: Verdict, told: str
+) -> None:
+    buffer = buffer_of()
+    hold(buffer, replace(make_group("5.2", version=1), sampler_id="liar"))
+    hold(buffer, replace(make_group("6.1", version=2, task_digest=b"n"), sampler_id="honest"))
     assert evicted(buffer, version=3) == []
-    [(name, verdict, detail)] = evicted(buffer, version=4)
-    assert (name, verdict) == ("old", Verdict.STALE)
-    assert "3 versions" in detail
-    assert len(buffer) == 1
+    [(name, judged, detail)] = evicted(buffer, **{"version": 3, **changes})
+    assert (name, judged) == ("5.2", verdict)
+    assert told in detail
+    assert ids(buffer.take_batch(1)) == ["6.1"]
 
 
 @pytest.mark.parametrize("is_judged", [False, True])
@@ -83,32 +98,3 @@ def test_nothing_is_taken_in_beyond_the_room_that_was_promised_or_twice(is_judge
         with naming(ValueError, told):
             buffer.arrive(arrived(name))
     assert len(buffer) == 2
-
-
-def test_groups_graded_by_options_that_have_changed_are_given_up_and_not_trained_on() -> None:
-    buffer = buffer_of(("old", 1))
-    hold(buffer, make_group("new", task_digest=b"n"))
-    [(name, verdict, detail)] = evicted(buffer, task_digest=b"n")
-    assert (name, verdict) == ("old", Verdict.FOREIGN)
-    assert "6e" in detail
-    assert len(buffer) == 1
-
-
-def test_groups_of_a_sampler_that_is_shut_out_are_given_up_and_not_trained_on() -> None:
-    buffer = buffer_of()
-    hold(buffer, replace(make_group("false"), sampler_id="liar"))
-    hold(buffer, replace(make_group("true"), sampler_id="honest"))
-    [(name, verdict, detail)] = evicted(buffer, shut_out={"liar": "it lies"})
-    assert (name, verdict) == ("false", Verdict.SUSPECT)
-    assert "liar" in detail
-    assert "it lies" in detail
-    assert len(buffer) == 1
-
-
-def test_a_group_whose_slot_was_trained_on_since_is_given_up() -> None:
-    """Another sampler's group for the same slot was in the step before, and was thrown out too late."""
-    buffer = buffer_of(("5.2", 0), ("6.1", 0), ("7.1", 0))
-    trained = TrainedSlots().with_groups(["5.1"])
-    [(name, verdict, _)] = evicted(buffer, trained_group_ids=trained)
-    assert (name, verdict) == ("5.2", Verdict.DUPLICATE)
-    assert ids(buffer.take_batch(2)) == ["6.1", "7.1"]

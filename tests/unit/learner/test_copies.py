@@ -52,23 +52,23 @@ def test_a_mask_that_comes_again_is_a_copy_and_another_one_of_the_same_density_i
     assert copies.add(masks("3.1", 0.1)).startswith("completion 0 is that of group 1.1")
 
 
-def test_the_same_group_may_be_delivered_again() -> None:
+BY_CHANCE = group_of("2.1", 1, nats=LEAST_NATS - 1)
+ELSEWHERE = replace(group_of("2.1", 1), prompt_token_ids=np.array([9, 9], np.int32))
+
+
+@pytest.mark.parametrize(
+    ("first", "again"),
+    [
+        (group_of("1.1", 1), group_of("1.1", 1)),
+        (replace(BY_CHANCE, group_id="1.1"), BY_CHANCE),
+        (group_of("1.1", 1), ELSEWHERE),
+    ],
+    ids=["delivered again", "may come by chance", "of another prompt"],
+)
+def test_what_comes_again_is_not_always_a_copy(first: RolloutGroup, again: RolloutGroup) -> None:
     copies = Copies()
-    assert copies.add(group_of("1.1", 1)) == ""
-    assert copies.add(group_of("1.1", 1)) == ""
-
-
-def test_what_may_come_twice_by_chance_is_no_copy() -> None:
-    copies = Copies()
-    assert copies.add(group_of("1.1", 1, nats=LEAST_NATS - 1)) == ""
-    assert copies.add(group_of("2.1", 1, nats=LEAST_NATS - 1)) == ""
-
-
-def test_the_same_completion_of_another_prompt_is_no_copy() -> None:
-    copies = Copies()
-    copies.add(group_of("1.1", 1))
-    other = replace(group_of("2.1", 1), prompt_token_ids=np.array([9, 9], np.int32))
-    assert copies.add(other) == ""
+    assert copies.add(first) == ""
+    assert copies.add(again) == ""
 
 
 def test_a_sampler_is_a_copier_after_some_groups_and_not_once_it_is_forgiven() -> None:
@@ -130,7 +130,7 @@ def test_an_honest_sampler_is_not_taken_for_a_copier_however_sure_the_policy_is(
         )
         return replace(group, completions=tuple(completions))
 
-    for number in range(20_000):
+    for number in range(6_000):
         group = drawn(number % 7, *(random.random(4) < sure).tolist())
         assert copies.add(replace(group, group_id=f"{number}.1")) == ""
         assert not copies.is_copier("s1")

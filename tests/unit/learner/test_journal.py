@@ -29,7 +29,7 @@ from support.refusals import naming
 from support.step_lines import make_step_line
 
 ORIGIN = Origin("run", "aa", "bb")
-GROUPS = [EncodedGroup(b"header", b"columns" * 9), EncodedGroup(b"other", bytes(range(256)) * 200)]
+GROUPS = [EncodedGroup(b"header", b"columns" * 9), EncodedGroup(b"other", bytes(range(256)) * 8)]
 NEWS = NewsEntry(0.25, BestVersion(3))
 
 
@@ -120,7 +120,7 @@ def three_steps() -> bytes:
         return (Path(directory) / FILE).read_bytes()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_a_bit_that_flips_anywhere_is_found_or_changes_nothing(
     three_steps: bytes, data: st.DataObject
@@ -230,6 +230,9 @@ def test_a_journal_that_does_not_fit_its_checkpoint_is_refused(tmp_path: Path) -
     other = tmp_path / "other"
     append(opened(other, origin=replace(ORIGIN, run_id="another")), 1)
     assert "run_id is another, here it is run" in refused(other)
+    with changed(other) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    assert "it has format 99" in refused(other)
     (other / FILE).write_bytes(b"no database")
     assert FILE in refused(other)
 

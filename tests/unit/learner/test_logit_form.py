@@ -30,26 +30,17 @@ MINICPM3: Any = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk
 
 FAMILIES: dict[str, tuple[Any, LogitForm]] = {
     "Llama": (USUAL, PLAIN),
-    "GPT2": (TOKENS_ONLY | {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64}, PLAIN),
     "GPTJ": (  # its head has a bias
         TOKENS_ONLY | {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64, "rotary_dim": 4},
         PLAIN,
     ),
-    "Granite": (USUAL | {"logits_scaling": 8.0}, LogitForm(scale=1 / 8)),
-    "HyperCLOVAX": (USUAL | {"logits_scaling": 0.5}, LogitForm(scale=0.5)),
-    "Cohere": (USUAL | {"logit_scale": 0.0625}, LogitForm(scale=0.0625)),
-    "Cohere2": (USUAL | {"logit_scale": 0.25}, LogitForm(scale=0.25)),
-    "FalconH1": (
-        USUAL | {"lm_head_multiplier": 0.5, "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8},
-        LogitForm(scale=0.5),
-    ),
+    "Granite": (USUAL | {"logits_scaling": 7.0}, LogitForm(scale=1 / 7)),
+    "Cohere": (USUAL | {"logit_scale": 0.3}, LogitForm(scale=0.3)),
     "MiniCPM3": (  # divides the hidden states before the head
         USUAL | MINICPM3 | {"num_key_value_heads": 4, "v_head_dim": 8, "dim_model_base": 8},
         LogitForm(scale=1 / 4),
     ),
     "Gemma2": (USUAL | {"head_dim": 8, "final_logit_softcapping": 2.0}, LogitForm(cap=2.0)),
-    "Gemma3Text": (USUAL | {"head_dim": 8, "final_logit_softcapping": 3.0}, LogitForm(cap=3.0)),
-    "NanoChat": (USUAL | {"final_logit_softcapping": 4.0}, LogitForm(cap=4.0)),
     "VaultGemma": (USUAL | {"head_dim": 8, "final_logit_softcapping": None}, PLAIN),
     "RecurrentGemma": (
         USUAL | {"num_hidden_layers": 3, "lru_width": 32, "logits_soft_cap": 2.0},
@@ -57,7 +48,7 @@ FAMILIES: dict[str, tuple[Any, LogitForm]] = {
     ),
 }
 
-WHOLE_ONLY = {"FalconH1", "RecurrentGemma"}
+WHOLE_ONLY = {"RecurrentGemma"}
 """Families of which no single layer can be made."""
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from learner.model.micro_batches import collate, objective_batch, token_rows
+from learner.model.micro_batches import collate, objective_batch
 from learner.model.step_rows import PaddedRows
-from node.values.groups.rollout import RolloutGroup
+from node.values.groups.rollout import Completion, RolloutGroup
 from support.groups import SAMPLING, make_completion, make_group, with_replies
 
 CPU = torch.device("cpu")
@@ -26,23 +26,19 @@ def group_of(
 
 
 def groups() -> list[RolloutGroup]:
-    """Return two groups, of two completions and of one, three and two and one tokens long."""
+    """Return two groups, of two completions and of one; the first has a reply of two tokens."""
 
-    def completion(tokens: int, version: int, reward: float) -> object:
+    def completion(tokens: int, version: int, reward: float) -> Completion:
         logprob = -np.arange(1, tokens + 1, dtype=np.float32)
         return make_completion(tokens, version=version, reward=reward, behaviour_logprob=logprob)
 
+    replied = with_replies(completion(5, 4, 1.0), [True, False, False, True, True])
     return [
-        make_group("0.1", completions=(completion(3, 4, 1.0), completion(2, 6, 0.0))),
+        make_group("0.1", completions=(replied, completion(2, 6, 0.0))),
         make_group(
             "1.1", completions=(completion(1, 5, 0.5),), sampling=replace(SAMPLING, max_new_tokens=99)
         ),
     ]
-
-
-def test_rows_are_the_completions_of_all_groups_in_order() -> None:
-    prompt_tokens = len(groups()[0].prompt_token_ids)
-    assert [len(row) for row in token_rows(groups())] == [prompt_tokens + 2, prompt_tokens + 1, prompt_tokens]
 
 
 @pytest.mark.parametrize(
@@ -61,17 +57,6 @@ def test_runs_fill_their_budget_longest_first_and_a_long_row_is_alone(
     rows = PaddedRows((5, 6, 4, 4))
     assert rows.share_out(shares=1, budget_tokens=budget) == [cut]
     assert PaddedRows(()).share_out(shares=1, budget_tokens=budget) == [[]]
-
-
-def test_rows_are_padded_on_the_right_and_every_token_of_a_completion_is_a_target() -> None:
-    groups = [group_of(0, tokens=1), group_of(1, prompt=2, tokens=2)]
-    batch = collate(groups, [1, 0], width=3, dtype=torch.float64, device=CPU)
-    assert batch.input_ids.tolist() == [[10, 11, 12], [0, 0, 0]]
-    assert batch.positions.tolist() == [1, 2, 3]
-    assert batch.target_ids.tolist() == [12, 13, 1]
-    assert batch.places.tolist() == [3, 4, 0]
-    assert batch.temperature.tolist() == [0.5, 0.5, 0.0]
-    assert batch.temperature.dtype is torch.float64
 
 
 def test_a_pack_has_what_rows_share_once_and_predicts_each_target_where_its_row_is() -> None:
@@ -94,7 +79,7 @@ def test_without_rows_a_token_is_read_and_nothing_asked_of_it(packed: bool) -> N
     assert all(len(one) == 0 for one in (batch.places, *batch.asked[:3]))
 
 
-def test_replies_are_input_and_no_targets() -> None:
+def test_rows_are_padded_on_the_right_and_replies_are_input_and_no_targets() -> None:
     groups = [group_of(0, tokens=2), group_of(1, prompt=2, tokens=4, drawn=[True, False, False, True])]
     batch = collate(groups, [1, 0], width=3, dtype=torch.float64, device=CPU)
     assert batch.input_ids.tolist() == [[10, 11, 12, 13, 14], [0, 1, 0, 0, 0]]
@@ -102,18 +87,10 @@ def test_replies_are_input_and_no_targets() -> None:
     assert batch.target_ids.tolist() == [12, 15, 1, 2]
     assert batch.places.tolist() == [3, 4, 0, 1]
     assert batch.temperature.tolist() == [0.5, 0.5, 0.0, 0.0]
+    assert batch.temperature.dtype is torch.float64
 
 
-def test_the_objectives_rows_hold_drawn_tokens_alone() -> None:
-    logprob = -np.arange(1, 6, dtype=np.float32)
-    replied = with_replies(make_completion(5, behaviour_logprob=logprob), [True, False, False, True, True])
-    group = make_group(completions=(replied, make_completion(2, behaviour_logprob=logprob[:2])))
-    batch = objective_batch([group], version=1, discount=lambda age: 1.0, dtype=torch.float32, device=CPU)
-    assert batch.mask.tolist() == [[True] * 3, [True, True, False]]
-    assert batch.behaviour_logprob.tolist() == [[-1, -4, -5], [-1, -2, 0]]
-
-
-def test_the_objectives_batch_has_a_row_for_every_completion() -> None:
+def test_the_objectives_batch_has_a_row_of_drawn_tokens_for_every_completion() -> None:
     asked: list[int] = []
 
     def discount(age: int) -> float:
@@ -122,7 +99,7 @@ def test_the_objectives_batch_has_a_row_for_every_completion() -> None:
 
     batch = objective_batch(groups(), version=7, discount=discount, dtype=torch.float32, device=CPU)
     assert batch.mask.tolist() == [[True] * 3, [True, True, False], [True, False, False]]
-    assert batch.behaviour_logprob.tolist() == [[-1, -2, -3], [-1, -2, 0], [-1, 0, 0]]
+    assert batch.behaviour_logprob.tolist() == [[-1, -4, -5], [-1, -2, 0], [-1, 0, 0]]
     assert batch.learner_logprob.requires_grad
     assert torch.equal(batch.learner_logprob, batch.behaviour_logprob)
     assert not batch.behaviour_logprob.requires_grad

@@ -39,35 +39,6 @@ def test_masters_are_float32_and_version_zero_is_the_saved_model(policy: Policy,
         assert (words[span.start_word : span.start_word + span.words] == expected).all()
 
 
-@pytest.mark.parametrize(
-    ("master", "word"),
-    # 0x3F80 is 1.0, the next is 1.0078125; halfway between them goes to the even one.
-    [(1.0, 0x3F80), (1.00390625, 0x3F80), (1.0039064, 0x3F81), (1.01171875, 0x3F82), (-1.00390625, 0xBF80)],
-)
-def test_a_snapshot_rounds_to_nearest_even(policy: Policy, master: float, word: int) -> None:
-    with torch.no_grad():
-        policy.tensors["model.norm.weight"][0] = master
-    words = np.empty(policy.layout.words, np.uint16)
-    policy.snapshot(words)
-    [span] = [span for span in policy.layout.tensors if span.name == "model.norm.weight"]
-    assert words[span.start_word] == word
-
-
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_logprobs_are_those_of_the_tempered_softmax_of_the_whole_vocabulary(
-    policy: Policy, model_dir: Path, temperature: float
-) -> None:
-    tokens = torch.tensor([[5, 9, 3, 17, 1]])
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
-    with torch.no_grad():
-        expected = torch.log_softmax(model(tokens).logits / temperature, dim=-1)
-        expected = expected[0, 1:4].gather(1, tokens[0, 2:, None]).squeeze(1)
-        actual = policy.scorer(
-            tokens[:, :-1], torch.tensor([1, 2, 3]), tokens[0, 2:], torch.full((3,), temperature)
-        )
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
-
-
 def test_a_parameter_that_is_not_a_number_is_noticed(policy: Policy) -> None:
     assert policy.is_finite()
     with torch.no_grad():

@@ -97,15 +97,10 @@ def test_the_gradient_is_that_of_the_formula_and_frozen_terms_have_none(
 
 
 @each_objective
-@pytest.mark.parametrize(("pad_left", "pad_right", "filling"), [(0, 3, 0.0), (2, 1, -1e4), (1, 0, math.inf)])
-def test_padding_of_any_width_on_any_side_with_anything_in_it_changes_nothing(
-    objective: Objective, pad_left: int, pad_right: int, filling: float
-) -> None:
+def test_padding_on_any_side_with_anything_in_it_changes_nothing(objective: Objective) -> None:
+    """What fills the shorter completions of the other batch is no number."""
     p, sample = made_up(5)
-    plain, padded = (
-        batch_of(p, sample),
-        batch_of(p, sample, pad_left=pad_left, pad_right=pad_right, filling=filling),
-    )
+    plain, padded = batch_of(p, sample), batch_of(p, sample, pad_left=2, pad_right=1, filling=math.inf)
     one, other = objective(plain), objective(padded)
     torch.testing.assert_close(other.loss, one.loss, rtol=1e-12, atol=1e-15)
     a, b = gradient_of(one.loss, plain), gradient_of(other.loss, padded)
@@ -158,6 +153,23 @@ def test_the_outer_factor_multiplies_what_a_completion_counts(objective: Objecti
     plain = gradient_of(objective(batch).loss, batch)
     discounted = gradient_of(objective(replace(batch, discount=factor)).loss, batch)
     torch.testing.assert_close(discounted, factor[:, None] * plain, rtol=1e-10, atol=1e-15)
+
+
+@each_objective
+def test_a_tokens_gradient_is_its_weight_times_what_all_tokens_of_its_completion_share(
+    objective: Objective,
+) -> None:
+    """The advantage and the divisor."""
+    for spread in SPREADS[1:]:
+        p, sample = made_up(13, spread=spread)
+        batch = batch_of(p, with_proximal(p, sample))
+        outcome = objective(batch)
+        gradient = gradient_of(outcome.loss if outcome.taught is None else outcome.taught, batch)
+        columns = (batch.mask, outcome.is_clipped, outcome.weight)
+        mask, is_clipped, weight = (one.reshape(len(p), -1).expand_as(gradient) for one in columns)
+        for row, is_taught in enumerate(mask & ~is_clipped):
+            shares = gradient[row, is_taught] / weight[row, is_taught]
+            torch.testing.assert_close(shares, shares.mean().expand_as(shares), rtol=1e-9, atol=1e-15)
 
 
 @each_objective_but("gepo", "gepo_mean", "eqp", "dg")

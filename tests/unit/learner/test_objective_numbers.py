@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.objective.batch import ObjectiveBatch
 from learner.objective.entropy_switch import EntropySwitch
 from learner.objective.formulas.advantage import (
     centred_advantage,
@@ -34,11 +33,9 @@ from learner.objective.formulas.importance import (
     expectation_weight,
     geometric_mean_weight,
     log_defensive_mixture,
-    log_expectation_where_far,
     log_expected_learner,
     log_group_expectation,
     log_group_mean,
-    log_linear_proximal,
     log_version_aware_denominator,
     trust_by_divergence,
     trust_by_sample_size,
@@ -47,19 +44,15 @@ from learner.objective.formulas.surrogate import (
     Surrogate,
     clipped_surrogate,
     decoupled_surrogate,
-    soft_gated_surrogate,
 )
 from learner.objective.formulas.trust_regions import (
     delight_gate,
-    fading_delight_gate,
     within_band,
-    within_total_variation,
-    without_outlier,
 )
 from learner.objective.groups import Groups
 from learner.objective.registry import load_objective
-from learner.objective.slow_fast import reposition, slow_fast_step
-from support.objective_batches import whole_rows
+from learner.objective.slow_fast import slow_fast_step
+from support.objective_batches import group_expectation_weight, whole_rows
 from support.refusals import naming
 
 
@@ -71,15 +64,11 @@ def log(*probabilities: float) -> Tensor:
     return column(*probabilities).log()
 
 
+LIKELY, TINY = log(0.5, 0.8, 0.9, 0.7), column(-120, -135, -150, -128)
+
+
 def assert_close(actual: Tensor, *expected: float, atol: float = 1e-9) -> None:
     torch.testing.assert_close(actual, column(*expected), rtol=0, atol=atol)
-
-
-def single_tokens(p: Tensor, q: Tensor, reward: Tensor, proximal: Tensor | None = None) -> ObjectiveBatch:
-    """Completions of one token, one prompt."""
-    return whole_rows(
-        p[:, None], q[:, None], reward, proximal=None if proximal is None else proximal[:, None]
-    )
 
 
 def test_advantages_of_two_good_and_two_bad() -> None:
@@ -101,15 +90,37 @@ def test_one_completion_alone_has_no_advantage() -> None:
         assert advantage(column(0.7)).tolist() == [0.0]
 
 
-def test_rewards_are_compared_within_their_own_prompt() -> None:
-    groups = Groups.of(torch.tensor([7, 3, 7, 3]))
-    assert_close(centred_advantage(column(1, 10, 3, 20), groups), -1, -5, 1, 5)
-
-
 def test_the_last_fifth_of_the_token_limit_costs_up_to_one() -> None:
     penalty = overlong_penalty(column(79, 80, 90, 100, 120), max_tokens=100, buffer_share=0.2)
     assert_close(penalty, 0, 0, -0.5, -1, -1)
     assert overlong_penalty(column(100), max_tokens=100, buffer_share=0).tolist() == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("p", "q", "weights"),
+    [
+        (log(0.2, 0.2, 0.2, 0.4), log(0.1, 0.2, 0.3, 0.4), (2 / 3, 2 / 3, 2 / 3, 4 / 3)),
+        (LIKELY, LIKELY, (0.6621004566, 1.0593607306, 1.1917808219, 0.9269406393)),
+        (
+            log(0.6, 0.8, 0.9, 0.7),
+            log(0.001, 0.8, 0.9, 0.7),
+            (0.7425769368, 0.9901025824, 1.1138654052, 0.8663397597),
+        ),
+        (TINY, TINY, (1.0003356560, 3.0600500e-7, 9.3607639e-14, 3.3557523e-4)),
+        (TINY - 1e4, TINY - 1e4, (1.0003356560, 3.0600500e-7, 9.3607639e-14, 3.3557523e-4)),
+        (log(0.6), log(0.2), (3,)),
+        (log(0.3, 0.6), log(0.2, 0.2), (1.5, 3)),
+    ],
+    ids=["general", "on policy", "one q is tiny", "tiny", "beyond any float", "one alone", "equal q"],
+)
+def test_the_weights_of_gepo(p: Tensor, q: Tensor, weights: tuple[float, ...]) -> None:
+    torch.testing.assert_close(group_expectation_weight(p, q), column(*weights), rtol=1e-8, atol=0)
+
+
+def test_a_threshold_of_zero_leaves_gepo_on_policy_too() -> None:
+    batch = whole_rows(LIKELY[:, None], LIKELY[:, None], column(1, 0, 0, 1))
+    plus = load_objective("gepo_plus", {"threshold_nats": 0.0})(batch)
+    assert_close(plus.weight, *group_expectation_weight(LIKELY, LIKELY).tolist())
 
 
 def test_denominators_of_the_general_case() -> None:
@@ -118,14 +129,8 @@ def test_denominators_of_the_general_case() -> None:
     assert_close(log_group_expectation(q).exp()[None], 0.30)
     assert_close(log_group_mean(q).exp()[None], 0.25)
     assert_close(log_expected_learner(p, q).exp()[None], 0.28)
-    assert_close(expectation_weight(p, log_group_expectation(q)), 2 / 3, 2 / 3, 2 / 3, 4 / 3)
     assert_close(log_defensive_mixture(p, q, share=0.25).exp(), 0.125, 0.2, 0.275, 0.4)
     assert_close(geometric_mean_weight((p - q)[:, None], torch.ones(4, 1, dtype=torch.bool)), 2, 1, 2 / 3, 1)
-
-
-def test_each_prompt_has_its_own_expectation() -> None:
-    groups = Groups.of(torch.tensor([1, 0, 1, 0]))
-    assert_close(log_group_expectation(log(0.1, 0.5, 0.3, 0.5), groups).exp(), 0.25, 0.5, 0.25, 0.5)
 
 
 def test_no_defensive_weight_exceeds_one_over_the_share() -> None:
@@ -134,28 +139,12 @@ def test_no_defensive_weight_exceeds_one_over_the_share() -> None:
     assert float(weight[0]) == pytest.approx(5.0)
 
 
-def test_only_far_completions_get_the_group_expectation() -> None:
-    q, e = column(-1, -2, -2), column(-1.5, -1.5, -1.5)
-    assert_close(log_expectation_where_far(q, e, column(0.0099, 0.01, 0.011), threshold=0.01), -1, -1.5, -1.5)
-
-
-def test_a_threshold_of_zero_leaves_gepo_on_policy_too() -> None:
-    q = log(0.5, 0.8, 0.9, 0.7)
-    batch = single_tokens(q, q, column(1, 0, 0, 1))
-    plus = load_objective("gepo_plus", {"threshold_nats": 0.0})(batch)
-    assert_close(plus.weight, 0.6621004566, 1.0593607306, 1.1917808219, 0.9269406393)
-    torch.testing.assert_close(plus.loss, load_objective("gepo")(batch).loss)
-
-
-def test_the_version_aware_denominator_is_q_on_policy_and_the_expectation_far_away() -> None:
-    q = log(0.5, 0.8, 0.9, 0.7)
-    groups, e = Groups.single(q), log_group_expectation(q).expand(4)
-    on_policy = trust_by_sample_size(q - q, groups, power=2.0)
-    assert_close(on_policy, 0, 0, 0, 0)
-    assert_close(expectation_weight(q, log_version_aware_denominator(q, e, on_policy)), 1, 1, 1, 1)
-    one_left = trust_by_sample_size(column(0, -900, -900, -900), groups, power=2.0)
-    assert_close(one_left, *[0.75**2] * 4)
-    torch.testing.assert_close(log_version_aware_denominator(q, e, torch.ones(4)), e)
+def test_the_group_is_not_trusted_on_policy_and_as_much_as_is_lost_far_away() -> None:
+    groups, e = Groups.single(LIKELY), log_group_expectation(LIKELY).expand(4)
+    on_policy = trust_by_sample_size(LIKELY - LIKELY, groups, power=2.0)
+    assert_close(log_version_aware_denominator(LIKELY, e, on_policy), *LIKELY.tolist())
+    assert_close(trust_by_sample_size(column(0, -900, -900, -900), groups, power=2.0), *[0.75**2] * 4)
+    torch.testing.assert_close(log_version_aware_denominator(LIKELY, e, torch.ones(4)), e)
     assert_close(trust_by_divergence(column(0, 0.5, 5000), scale_nats=0.5), 0, 1 - 1 / math.e, 1)
 
 
@@ -211,99 +200,9 @@ def test_fast_steps_end_for_good_when_the_entropy_jumps() -> None:
     assert not calm.is_on
 
 
-def test_a_reposition_of_nothing_is_a_return() -> None:
-    theta = column(3.0)
-    reposition([theta], [column(0.1)], share=0.0)
-    assert theta.tolist() == [0.1]
-
-
 def test_the_delight_gate() -> None:
     gate = delight_gate(log(0.01, 0.01, 0.9)[:, None], column(1, -1, -0.5), temperature=1.0)
     assert_close(gate[:, 0], 0.990099, 0.009901, 0.486833, atol=1e-6)
-
-
-def test_the_fading_gate_is_one_on_policy_and_twice_the_delight_gate_far_from_it() -> None:
-    p, advantage = log(0.01, 0.01, 0.9), column(1, -1, -0.5)
-    gates = [fading_delight_gate(p, advantage, torch.full((3,), f), temperature=1.0) for f in (0, 0.5, 1)]
-    assert_close(gates[0], 1, 1, 1, atol=0)
-    assert_close(gates[2], 2 * 0.990099, 2 * 0.009901, 2 * 0.486833, atol=2e-6)
-    assert_close(gates[1], math.sqrt(1 / 0.505), math.sqrt(0.01 / 0.505), math.sqrt(2 / (1 + 0.9**-0.5)))
-    far = fading_delight_gate(column(-5000, -5000), column(1, -1), column(1, 1), temperature=1.0)
-    assert_close(far, 2, 0)
-
-
-def test_the_version_aware_objective_of_two_completions() -> None:
-    """q = (.4, .2), p = (.4, .6): p/q = (1, 3), ESS/size = .8, f = .2, a = .008, E = 1/3."""
-    outcome = load_objective("version_aware")(single_tokens(log(0.4, 0.6), log(0.4, 0.2), column(0, 1)))
-    weight = (0.4 / (0.4**0.992 * 3**-0.008), 0.6 / (0.2**0.992 * 3**-0.008))
-    assert_close(outcome.weight, *weight)
-    a = 0.5 / (math.sqrt(0.5) + 1e-4)
-    gate = (2 / (1 + 0.4**-a)) ** 0.2, (2 / (1 + 0.6**a)) ** 0.2
-    assert_close(outcome.loss[None], (weight[0] * a * gate[0] - 1.2 * a * gate[1]) / 2)
-    assert outcome.is_clipped.tolist() == [False, True]
-
-
-def test_sapo_at_twice_the_ratio() -> None:
-    """4 sigmoid(1) = 2.924234; 4/1.05 sigmoid(1.05) = 2.822000; slopes 2 sech^2 of half of it."""
-    p = log(0.4, 0.4, 0.2).requires_grad_()
-    weight = torch.exp(p - log(0.2, 0.2, 0.2))
-    surrogate = soft_gated_surrogate(weight, column(1, -1, 1), rate_good=1.0, rate_bad=1.05)
-    assert_close(surrogate.loss.detach(), -2.924234315, 2.821999616, -2.0, atol=1e-8)
-    slopes = torch.autograd.grad(surrogate.loss.sum(), p)[0]
-    assert_close(slopes, -2 / math.cosh(0.5) ** 2, 2 / math.cosh(0.525) ** 2, -1.0)
-    outcome = load_objective("sapo")(single_tokens(log(0.4, 0.2), log(0.2, 0.2), column(1, 0)))
-    assert_close(outcome.weight[:, 0], 2 / math.cosh(0.5) ** 2, 1.0)
-
-
-def test_masks_of_whole_completions() -> None:
-    """prox/q = (2, 2), (2, .5), (4, 1): geometric means 2, 1, 2."""
-    log_q = torch.stack([log(0.1, 0.1), log(0.1, 0.4), log(0.1, 0.4)])
-    log_p = torch.stack([log(0.2, 0.2), log(0.2, 0.2), log(0.4, 0.4)])
-    batch = whole_rows(log_p, log_q, column(1, 0, 0.5))
-
-    def weights(name: str, **options: float) -> list[list[float]]:
-        found: list[list[float]] = load_objective(name, options)(batch).weight.tolist()
-        return [[round(x, 12) for x in row] for row in found]
-
-    assert weights("mis_geometric") == [[2, 2], [1, 1], [2, 2]]
-    assert weights("mis_geometric", least=0.9999, most=1.0001) == [[0, 0], [1, 1], [0, 0]]
-    assert weights("mis_geometric", veto=0.6) == [[2, 2], [0, 0], [2, 2]]
-    vetoes = without_outlier(log_p - log_q, batch.mask, least=0.5000001)
-    assert vetoes.tolist() == [True, False, True]
-
-
-@pytest.mark.parametrize(
-    ("cap", "beyond", "weight"),
-    [(math.inf, "mask", 3.0), (2.0001, "mask", 3.0), (1.9, "mask", 0.0), (1.9, "truncate", 2.85)],
-)
-def test_decoupled_ppo_with_a_cap_on_the_behaviour_weight(cap: float, beyond: str, weight: float) -> None:
-    """p, prox, q = .6, .4, .2 and bad: prox/q = 2, u = 1.5."""
-    batch = single_tokens(log(0.6, 0.4), log(0.2, 0.4), column(0, 1), proximal=log(0.4, 0.4))
-    outcome = load_objective("decoupled_ppo", {"behaviour_cap": cap, "beyond_cap": beyond})(batch)
-    (gradient,) = torch.autograd.grad(outcome.loss, batch.learner_logprob)
-    a = 0.5 / (math.sqrt(0.5) + 1e-4)
-    assert_close(outcome.weight[:, 0], weight, 1)
-    assert_close(gradient[:, 0], weight * a / 2, -a / 2)
-
-
-@pytest.mark.parametrize(
-    ("weight", "advantage", "loss", "is_clipped"),
-    [(8, -1, 3, True), (2, -1, 2, False), (0.5, -1, 0.8, True), (8, 1, -1.2, True), (8, 0, 0, False)],
-)
-def test_a_dual_clip_bounds_what_a_bad_token_can_cost(
-    weight: float, advantage: float, loss: float, is_clipped: bool
-) -> None:
-    surrogate = clipped_surrogate(
-        column(weight), column(advantage), clip_low=0.2, clip_high=0.2, dual_clip=3.0
-    )
-    assert_close(surrogate.loss, loss)
-    assert surrogate.is_clipped.tolist() == [is_clipped]
-
-
-def test_total_variation_stops_only_what_moves_on_the_way_it_is_pushed() -> None:
-    p, q = log(0.5, 0.5, 0.1, 0.1)[:, None], log(0.2, 0.2, 0.4, 0.4)[:, None]
-    inside = within_total_variation(p, q, column(1, -1, 1, -1), limit=0.2)
-    assert inside[:, 0].tolist() == [False, True, True, False]
 
 
 def test_a_band_has_both_its_ends() -> None:
@@ -319,12 +218,6 @@ def test_the_decoupled_surrogate_at_six_four_two_tenths(
     surrogate = decoupled_surrogate(p, log(0.4), log(0.2), column(advantage), clip_low=0.2, clip_high=0.2)
     assert_close(-surrogate.loss.detach(), objective_value)
     assert_close(-torch.autograd.grad(surrogate.loss, p)[0], slope)
-
-
-def test_the_proximal_policy_lies_one_version_before_the_learner() -> None:
-    p, q = column(-1, -1, -1, -1)[:, None], column(-3, -3, -3, -3)[:, None]
-    proximal = log_linear_proximal(p, q, torch.tensor([0, 1, 2, 10]))
-    assert_close(proximal[:, 0], -3, -3, -2, -1.2)
 
 
 P, Q, REFERENCE = log(0.5, 0.3, 0.2), log(0.2, 0.2, 0.6), log(0.1, 0.6, 0.3)
@@ -388,13 +281,6 @@ def test_equal_rewards_give_exactly_zero(value: float, size: int) -> None:
     assert torch.equal(centred_advantage(torch.full((size,), value)), torch.zeros(size))
 
 
-def test_equal_policies_diverge_by_zero_with_zero_gradient() -> None:
-    lp = column(-0.1, -5.0).requires_grad_()
-    divergence = kl_behaviour_learner(lp, lp.detach())
-    assert divergence.tolist() == [0.0, 0.0]
-    assert torch.autograd.grad(divergence.sum(), lp)[0].tolist() == [0.0, 0.0]
-
-
 @pytest.mark.parametrize(
     ("weights", "expected"), [([1.0, 1.0, 1.0, 5.0], 2.285714 / 4), ([3.0, 3.0], 1.0), ([1e200, 1e200], 1.0)]
 )
@@ -420,26 +306,27 @@ def test_the_discount_halves_every_half_life(staleness: int, half_life: float, e
     assert math.isclose(version_discount(staleness, half_life_versions=half_life), expected, rel_tol=1e-12)
 
 
-WEIGHTS = [0.5, 0.9, 1.0, 1.1, 2.0]
-
-
 @pytest.mark.parametrize(
-    ("advantage", "loss", "is_clipped"),
+    ("advantage", "dual_clip", "loss", "clipped_ones"),
     [
-        (1.0, [-0.5, -0.9, -1.0, -1.1, -1.2], [False, False, False, False, True]),
-        (-1.0, [0.8, 0.9, 1.0, 1.1, 2.0], [True, False, False, False, False]),
-        (0.0, [0.0] * 5, [False] * 5),
+        (1, math.inf, [-0.5, -0.9, -1, -1.1, -1.2, -1.2], [4, 5]),
+        (-1, math.inf, [0.8, 0.9, 1, 1.1, 2, 8], [0]),
+        (1, 3.0, [-0.5, -0.9, -1, -1.1, -1.2, -1.2], [4, 5]),
+        (-1, 3.0, [0.8, 0.9, 1, 1.1, 2, 3], [0, 5]),
+        (0, 3.0, [0] * 6, []),
     ],
 )
-def test_only_moves_that_went_far_enough_are_clipped(
-    advantage: float, loss: list[float], is_clipped: list[bool]
+def test_only_moves_that_went_far_enough_are_clipped_and_a_dual_clip_bounds_what_a_bad_one_costs(
+    advantage: float, dual_clip: float, loss: list[float], clipped_ones: list[int]
 ) -> None:
-    weight = column(*WEIGHTS).requires_grad_()
-    surrogate = clipped_surrogate(weight, torch.full_like(weight, advantage), clip_low=0.2, clip_high=0.2)
+    weight = column(0.5, 0.9, 1, 1.1, 2, 8).requires_grad_()
+    surrogate = clipped_surrogate(
+        weight, torch.full_like(weight, advantage), clip_low=0.2, clip_high=0.2, dual_clip=dual_clip
+    )
     assert_close(surrogate.loss.detach(), *loss, atol=1e-12)
-    assert surrogate.is_clipped.tolist() == is_clipped
+    assert surrogate.is_clipped.nonzero().flatten().tolist() == clipped_ones
     (slopes,) = torch.autograd.grad(surrogate.loss.sum(), weight)
-    assert slopes.tolist() == [0.0 if clipped else -advantage for clipped in is_clipped]
+    assert slopes.tolist() == [0 if place in clipped_ones else -advantage for place in range(6)]
 
 
 def clipped(weight: Tensor | None = None, **changes: float) -> Surrogate:

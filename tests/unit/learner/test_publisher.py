@@ -117,13 +117,6 @@ async def test_a_keyframe_is_made_beside_the_delta_every_so_many_versions(tmp_pa
         assert (fetched(running.store, base=None, version=7).words == words_of(7)).all()
 
 
-async def test_a_waiting_version_is_still_published_when_the_learner_stops(tmp_path: Path) -> None:
-    async with publishing(tmp_path, start=held(0)) as running:
-        await running.step(1)
-        await running.stop()
-        assert running.keys == [ArtifactKey(1, 0)]
-
-
 async def test_two_arrays_of_words_do_however_many_versions_there_are(tmp_path: Path) -> None:
     arrays = {}
     read = MasterWords.read
@@ -135,7 +128,7 @@ async def test_two_arrays_of_words_do_however_many_versions_there_are(tmp_path: 
 
     with mock.patch.object(MasterWords, "read", watched):
         async with publishing(tmp_path, start=held(0), keyframe_every=3) as running:
-            for version in range(1, 20):
+            for version in range(1, 8):
                 await running.publish(version, version - 1)
             await running.stop()
     assert len(arrays) == 2
@@ -165,46 +158,34 @@ async def test_a_pass_shared_by_threads_makes_the_same_artifact_as_coding_the_wh
         assert stored == whole.payloads
 
 
-async def test_after_a_restart_at_the_newest_published_version_deltas_go_on(tmp_path: Path) -> None:
-    for start, version in ((0, 1), (1, 2)):
-        async with publishing(tmp_path, start=held(start)) as running:
-            await running.step(version)
-            await running.stop()
-    assert running.keys == [ArtifactKey(1, 0), ArtifactKey(2, 1)]
-
-
-async def test_after_a_restart_from_an_unpublished_version_it_is_a_delta_from_the_published_words(
+@pytest.mark.parametrize(
+    ("published", "start", "hub_head", "keys"),
+    [
+        (1, held(1), None, [(1, 0), (4, 1)]),
+        (1, held(3), held(1).version, [(1, 0), (3, 1), (4, 3)]),
+        # An inexact replay: the published words of 1 stay, and the next version follows on them.
+        (1, HeldPolicy.of(1, words_of(7), layout=LAYOUT), held(1).version, [(1, 0), (4, 1)]),
+        (0, held(3), PolicyVersion(3, b"x" * 16), [(4,)]),
+    ],
+    ids=["at the published version", "ahead of it", "with other masters", "without its store"],
+)
+async def test_after_a_restart_the_next_version_follows_on_what_is_published(
     tmp_path: Path,
+    published: int,
+    start: HeldPolicy,
+    hub_head: PolicyVersion | None,
+    keys: list[tuple[int, ...]],
 ) -> None:
     async with publishing(tmp_path, start=held(0)) as running:
-        await running.step(1)
+        if published:
+            await running.step(published)
         await running.stop()
-    async with publishing(tmp_path, start=held(3), hub_head=held(1).version) as running:
+    async with publishing(tmp_path, start=start, hub_head=hub_head) as running:
         await running.step(4)
         await running.stop()
-        assert running.keys == [ArtifactKey(1, 0), ArtifactKey(3, 1), ArtifactKey(4, 3)]
-        assert (fetched(running.store, base=held(0), version=4).words == words_of(4)).all()
-
-
-async def test_masters_that_are_not_the_published_words_any_more_change_nothing_under_their_number(
-    tmp_path: Path,
-) -> None:
-    """An inexact replay: the published words of 1 stay, and the next version follows on them."""
-    async with publishing(tmp_path, start=held(0)) as running:
-        await running.step(1)
-        await running.stop()
-    other = HeldPolicy.of(1, words_of(7), layout=LAYOUT)
-    async with publishing(tmp_path, start=other, hub_head=held(1).version) as running:
-        assert running.keys == [ArtifactKey(1, 0)]
-        await running.publish(2, 1)
-        assert (fetched(running.store, base=held(1), version=2).words == words_of(2)).all()
-
-
-async def test_a_learner_that_lost_its_store_goes_on_with_a_keyframe_of_a_new_number(tmp_path: Path) -> None:
-    async with publishing(tmp_path, start=held(3), hub_head=PolicyVersion(3, b"x" * 16)) as running:
-        await running.step(4)
-        await running.stop()
-        assert running.keys == [ArtifactKey(4)]
+        assert running.keys == [ArtifactKey(*key) for key in keys]
+        base = held(0) if published else None
+        assert (fetched(running.store, base=base, version=4).words == words_of(4)).all()
 
 
 @pytest.mark.parametrize("head", [held(4).version, PolicyVersion(3, b"x" * 16)])

@@ -10,10 +10,16 @@ from unittest import mock
 import pytest
 
 from bench.held_policy import HeldPolicy
+from learner import disk_wait
 from node.errors import Reason, RefusedError
 from node.values.policy import ArtifactKey
 from node.weights.store.artifact_store import ArtifactStore
 from support.publishing import FRAMED, fetched, held, publishing, slow_disk, words_of
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_wait, "LONGEST_PAUSE_S", 0.02)
 
 
 async def test_training_writes_on_as_soon_as_the_masters_were_read_whatever_the_disk_does(

@@ -1,7 +1,6 @@
 """The penalty towards the base model: its gradient, its bounds, and the copy that it is computed with."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,18 +24,11 @@ def log(*probabilities: float) -> Tensor:
     return torch.tensor(probabilities, dtype=torch.float64).log()
 
 
-def finite_differences(of: Callable[[Tensor], Tensor], at: Tensor, *, width: float = 1e-6) -> Tensor:
-    """Return the gradient of a scalar function by central differences."""
-    ends = [[float(of(at + sign * width * unit)) for sign in (1, -1)] for unit in torch.eye(len(at)).double()]
-    return torch.tensor([(above - below) / (2 * width) for above, below in ends], dtype=torch.float64)
-
-
-def kl_to(reference: Tensor) -> Callable[[Tensor], Tensor]:
-    def kl(logits: Tensor) -> Tensor:
-        learner = torch.log_softmax(logits, 0)
-        return (learner.exp() * (learner - reference)).sum()
-
-    return kl
+def kl_gradient(logits: Tensor, reference: Tensor) -> Tensor:
+    """Return the gradient of KL(p || reference) at the logits of p."""
+    leaf = logits.clone().requires_grad_()
+    learner = torch.log_softmax(leaf, 0)
+    return torch.autograd.grad((learner.exp() * (learner - reference)).sum(), leaf)[0]
 
 
 def expected_gradient(logits: Tensor, reference: Tensor, behaviour: Tensor) -> Tensor:
@@ -54,7 +46,7 @@ def test_its_gradient_is_that_of_the_divergence_on_policy_and_off(
 ) -> None:
     """No token is more than twice as likely as under the behaviour policy, nor 20 times as the reference."""
     logits = log(0.5, 0.3, 0.2)
-    exact = finite_differences(kl_to(reference), logits)
+    exact = kl_gradient(logits, reference)
     assert float(exact.norm()) > 0.1
     torch.testing.assert_close(expected_gradient(logits, reference, behaviour), exact, rtol=1e-7, atol=1e-9)
 
@@ -62,7 +54,7 @@ def test_its_gradient_is_that_of_the_divergence_on_policy_and_off(
 def test_beyond_twice_the_ratio_it_is_off_by_what_is_held() -> None:
     """The first token is 5 times as likely as it was: E_p[(1 - 2/r)+ d s] is missing."""
     logits, reference, behaviour = log(0.5, 0.3, 0.2), log(0.1, 0.6, 0.3), log(0.1, 0.5, 0.4)
-    exact = finite_differences(kl_to(reference), logits)
+    exact = kl_gradient(logits, reference)
     score = torch.eye(3, dtype=torch.float64)[0] - logits.exp()
     missing = 0.5 * (1 - 2 / 5) * math.log(5) * score
     torch.testing.assert_close(
@@ -166,34 +158,19 @@ def test_at_the_base_model_it_changes_nothing(model_dir: Path) -> None:
     assert torch.equal(flat(tied), flat(free))
 
 
-def test_it_pulls_back_to_the_base_model_and_its_gauge_falls(model_dir: Path) -> None:
-    reference, policy = float64_policy(model_dir), moved(model_dir, by=0.05)
-    groups = [
-        replace(group, completions=tuple(replace(one, reward=0.5) for one in group.completions))
-        for group in nearby(made_up_groups(1), policy, spread=0.0)
-    ]
-    shown = []
-    for _ in range(8):
-        optimizer = torch.optim.SGD(policy.parameters.values(), lr=0.1)
-        outcome = train_step(
-            policy, optimizer, groups, version=VERSION, settings=SETTINGS, reference=reference
-        )
-        shown.append(outcome.numbers.reference_kl_nats or 0.0)
-    assert shown[0] > 0.01
-    assert shown[-1] < 0.5 * shown[0]
-
-
 def test_micro_batches_change_nothing(model_dir: Path) -> None:
     reference = moved(model_dir, by=0.05)
     groups = nearby(made_up_groups(1), float64_policy(model_dir))
     after = []
-    for budget in (1 << 20, 17, 1):
+    for budget in (1 << 20, 17):
         policy = float64_policy(model_dir)
         outcome = step(policy, groups, reference=reference, micro_batch_tokens=budget)
         after.append((flat(policy), outcome.numbers.reference_kl_nats))
-    for parameters, kl_nats in after[1:]:
-        torch.testing.assert_close(parameters, after[0][0], rtol=1e-9, atol=1e-12)
-        assert kl_nats == pytest.approx(after[0][1])
+    (whole, kl_nats), (cut, kl_nats_cut) = after
+    torch.testing.assert_close(cut, whole, rtol=1e-9, atol=1e-12)
+    assert kl_nats_cut == pytest.approx(kl_nats)
+    assert kl_nats
+    assert kl_nats > 0.01
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])

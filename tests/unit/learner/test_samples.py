@@ -2,7 +2,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from html.parser import HTMLParser
+from html import unescape
 from pathlib import Path
 
 import numpy as np
@@ -81,7 +81,8 @@ def test_a_group_is_written_down_as_text_with_what_the_learner_made_of_it(
     file = SamplesFile(tmp_path / FILE_NAME)
     swapped = np.array([3, 4], np.int32)
     group = delivered(answer("4", 1.0), answer("22", 0.0, finish=Finish.LENGTH, policy_version=swapped))
-    write(writer(model_dir, file), 6, [group])
+    columns = {"words": np.array([2.5, np.nan], np.float32)}
+    write(writer(model_dir, file), 6, [replace(group, metrics=columns)])
     [written] = file.newest(5)
     assert (written.version, written.group_id, written.sampler_id) == (6, "5.1", "far")
     assert (written.prompt, written.prompt_tokens) == ("2 + 2 =", 7)
@@ -93,16 +94,8 @@ def test_a_group_is_written_down_as_text_with_what_the_learner_made_of_it(
     # Rewards 1 and 0: half a unit from the mean, and a deviation of sqrt(1/2).
     assert right.advantage == pytest.approx(0.5**0.5, rel=1e-3)
     assert wrong.advantage == -right.advantage
-
-
-def test_grader_metrics_are_written_down_and_shown(model_dir: Path, tmp_path: Path) -> None:
-    file = SamplesFile(tmp_path / FILE_NAME)
-    group = delivered(answer("4", 1.0), answer("22", 0.0))
-    columns = {"words": np.array([2.5, np.nan], np.float32)}
-    write(writer(model_dir, file), 6, [replace(group, metrics=columns)])
-    [written] = file.newest(1)
     assert [one.metrics for one in written.completions] == [{"words": 2.5}, {}]
-    assert written.completions[0].heading.endswith("sampled from version 3, words 2.5")
+    assert right.heading.endswith("sampled from version 3, words 2.5")
 
 
 def test_every_nth_version_has_a_few_groups_that_a_restart_would_choose_again(
@@ -177,30 +170,14 @@ def page_of(groups: Sequence[GroupSample]) -> str:
     return rendered("run", "now", run_sections(RunView(samples=groups))).decode()
 
 
-class Tags(HTMLParser):
-    """Collects what a browser would see."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        self.tags.append(tag)
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
 def test_the_page_shows_hostile_text_and_obeys_none_of_it() -> None:
     group = sample(3, 1.0, 0.0, text=HOSTILE, prompt=HOSTILE, task="<b>", group_size=8)
     page = page_of([group])
-    tags = Tags()
-    tags.feed(page)
-    assert {"script", "b"}.isdisjoint(tags.tags)
-    assert tags.tags.count("pre") == 3
+    assert {"script", "b"}.isdisjoint(re.findall(r"<(\w+)", page))
     assert [page.count(f'<pre class="{tone}">') for tone in ("prompt", "above", "below")] == [1, 1, 1]
-    assert tags.text.count("<script>alert(1)</script>&amp;'\"\n\\x1b[2J\\x1b]0;title\\x07\\r\\x9b31m") == 3
+    assert (
+        unescape(page).count("<script>alert(1)</script>&amp;'\"\n\\x1b[2J\\x1b]0;title\\x07\\r\\x9b31m") == 3
+    )
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u202e\u2066]", page)
     assert "default-src 'none'" in page
     assert "2 of 8 completions by far" in page

@@ -9,7 +9,6 @@ from learner.intake.group_verdict import full_logprobs
 from learner.model.micro_batches import objective_batch
 from learner.objective.formulas.truncation import least_kept_mass, untruncated_logprob
 from support.groups import SAMPLING, make_completion, make_group
-from support.objective_batches import group_expectation_weight
 
 
 @pytest.mark.parametrize("kept_mass", [0.965, 0.895])
@@ -20,21 +19,6 @@ def test_on_policy_a_corrected_ratio_is_one_and_an_uncorrected_one_the_kept_mass
     corrected = untruncated_logprob(sampled, torch.full_like(sampled, kept_mass))
     assert (learner - sampled).exp().tolist() == pytest.approx([kept_mass] * 3, abs=1e-12)
     assert (learner - corrected).exp().tolist() == pytest.approx([1.0] * 3, abs=1e-12)
-
-
-def test_the_weighted_expectation_is_that_of_the_cut_off_learner_times_how_its_mass_has_moved() -> None:
-    """q~ = (.5, .3, .2) cut to the first two: m = .8. p = (.4, .4, .2), p(S) = .8, then (.2, .4, .4), .6."""
-    drawn, f = (
-        torch.tensor([0.625, 0.375], dtype=torch.float64),
-        torch.tensor([2.0, 5.0], dtype=torch.float64),
-    )
-    whole = untruncated_logprob(drawn.log(), torch.full_like(drawn, 0.8)).exp()
-    assert whole.tolist() == pytest.approx([0.5, 0.3])
-    for p in ([0.4, 0.4], [0.2, 0.4]):
-        learner = torch.tensor(p, dtype=torch.float64)
-        weighted = float((drawn * learner / whole * f).sum())
-        expected = float((learner / learner.sum() * f).sum() * learner.sum() / 0.8)
-        assert weighted == pytest.approx(expected, abs=1e-12)
 
 
 def test_the_correction_is_exact_where_everything_was_kept_and_finite_at_the_smallest_mass() -> None:
@@ -68,24 +52,6 @@ def test_no_softmax_can_be_cut_to_less_than_the_least_kept_mass(
 ) -> None:
     possible = least_kept_mass(min_p=min_p, top_p=top_p, top_k=top_k, vocabulary_size=100)
     assert possible == pytest.approx(least)
-
-
-def test_a_softmax_cut_by_min_p_comes_as_near_to_the_least_kept_mass_as_one_likes() -> None:
-    """One token of p and 99 of a hair less than p/10 each: p (1 + 9.9) = 1."""
-    logits = torch.full((1, 100), math.log(0.1 * 0.9999), dtype=torch.float64)
-    logits[0, 0] = 0.0
-    softmax = logits.softmax(dim=-1)
-    kept = softmax[softmax >= 0.1 * softmax.max()].sum().item()
-    assert kept == pytest.approx(1 / 10.9, rel=1e-3)
-    assert kept > least_kept_mass(min_p=0.1, top_p=1.0, top_k=0, vocabulary_size=100)
-
-
-def test_a_group_expectation_weight_of_equal_completions_is_one_after_the_correction_alone() -> None:
-    learner = torch.full((4,), math.log(0.3), dtype=torch.float64)
-    sampled = learner - math.log(0.895)
-    corrected = untruncated_logprob(sampled, torch.full_like(sampled, 0.895))
-    assert group_expectation_weight(learner, corrected).tolist() == pytest.approx([1.0] * 4)
-    assert group_expectation_weight(learner, sampled).tolist() == pytest.approx([0.895] * 4)
 
 
 def test_only_renormalised_logprobs_are_corrected_on_their_way_to_the_objective() -> None:
