@@ -89,17 +89,6 @@ async def test_weights_come_from_the_next_coordinator_where_the_first_is_gone(
         await announcements.aclose()
 
 
-async def test_announcements_come_at_once_and_at_each_change(hub: PolicyHub, made: MadeRun) -> None:
-    hub.learner.put(hub.store, (1, 0))
-    control = await hub.dial(made.sampler, purpose=Purpose.CONTROL)
-    async with asyncio.timeout(10):
-        watch = watch_versions(control, random=lambda: 0.0)
-        assert await anext(watch) == hub.store.announcement()
-        await asyncio.to_thread(hub.learner.put, hub.store, (2, 1))
-        assert await anext(watch) == hub.store.announcement()
-        await watch.aclose()
-
-
 async def test_announcements_go_on_when_the_hub_comes_back(made: MadeRun, tmp_path: Path) -> None:
     async with asyncio.timeout(20):
         async with policy_hub(made, tmp_path / "hub") as first:

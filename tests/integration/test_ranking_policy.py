@@ -18,7 +18,7 @@ from node.errors import Reason, RefusedError
 from node.exit_code import ExitCode
 from node.kinds.ranking.engine import RankingEngine
 from node.kinds.ranking.values import as_text
-from node.values.groups.rollout import Completion, Finish, RolloutGroup
+from node.values.groups.rollout import Completion, RolloutGroup
 from node.values.groups.sampling_parameters import SamplingParameters
 from node.values.groups.verdict import Verdict
 from sampler.config import SamplerConfig
@@ -193,57 +193,50 @@ def test_a_ranking_engine_in_a_process_of_its_own_has_the_same_probe_and_reads_t
         own.close()
 
 
-@pytest.mark.parametrize("ids", [[0, 1], [0, 1, 1], [0, 1, 3], [2, 1, 0, 0], [0]])
-def test_a_completion_that_is_no_ranking_is_named(model_dir: Path, ids: list[int]) -> None:
-    engine, policy = engine_of(model_dir), load_policy(model_dir, device="cpu")
-    group = group_of(engine, QUERY)
-    first, *others = group.completions
-    wrong = Completion(
-        np.array(ids, np.int32),
-        np.full(len(ids), -0.5, np.float32),
-        np.zeros(len(ids), np.int32),
-        Finish.END,
-        reward=0.0,
-    )
-    told = policy.scorer.objection(replace(group, completions=(first, wrong, *others)))
-    assert told is not None
-    assert told.startswith("completion 1 is not a ranking")
-
-
 async def test_rankings_that_cannot_be_are_refused_by_a_learner_by_name_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model_dir = make_ranker(tmp_path / "model")
     engine = engine_of(model_dir)
+    no_ranking = "completion 0 is not a ranking"
 
-    def with_first(running: RunningLearner, group_id: str, **changes: object) -> RolloutGroup:
+    def ranking(*ids: int) -> dict[str, object]:
+        return {
+            "token_ids": np.array(ids, np.int32),
+            "behaviour_logprob": np.full(len(ids), -0.5, np.float32),
+            "policy_version": np.zeros(len(ids), np.int32),
+        }
+
+    def with_first(running: RunningLearner, group_id: str, changes: dict[str, object]) -> RolloutGroup:
         first, second, *_ = group_of(engine, QUERY).completions
-        good = replace(second, reward=0.25)
         return replace(
             running.delivered(group_id),
             prompt_token_ids=engine.tokenizer.encode(QUERY),
-            completions=(replace(first, **changes), good),  # type: ignore[arg-type]
+            completions=(replace(first, **changes), replace(second, reward=0.25)),  # type: ignore[arg-type]
             sampling=TEMPERED,
         )
 
     wrong: dict[str, tuple[dict[str, object], str]] = {
-        "1.1": ({"token_ids": np.array([0, 1, 1], np.int32)}, "completion 0 is not a ranking"),
-        "2.1": ({"token_ids": np.array([0, 1, 3], np.int32)}, "where 3 of 3 are to be ranked"),
-        "3.1": ({"behaviour_logprob": np.full(3, np.nan, np.float32)}, "logprob that is not finite"),
-        "4.1": ({"reward": float("inf")}, "reward inf"),
+        "1.1": (ranking(0, 1, 1), no_ranking),
+        "2.1": (ranking(0, 1, 3), "where 3 of 3 are to be ranked"),
+        "3.1": (ranking(0, 1), no_ranking),
+        "4.1": (ranking(2, 1, 0, 0), no_ranking),
+        "5.1": ({"behaviour_logprob": np.full(3, np.nan, np.float32)}, "logprob that is not finite"),
+        "6.1": ({"reward": float("inf")}, "reward inf"),
     }
     async with scripted_hub() as hub, learner(hub, model_dir, tmp_path / "state") as running:
-        bad = [with_first(running, name, **changes) for name, (changes, _) in wrong.items()]
-        other = replace(with_first(running, "5.1"), prompt_token_ids=np.array([5, 6, SEPARATOR], np.int32))
-        await hub.give(*bad, other, *(with_first(running, f"{n}.1") for n in (6, 7)))
-        await hub.wait_until(lambda: len(hub.verdicts) >= 7)
-        assert [hub.verdicts_of(group.group_id) for group in (*bad, other)] == [[Verdict.MALFORMED]] * 5
-        await hub.wait_until(lambda: hub.trained_group_ids == ["6.1", "7.1"])
-        assert running.shown("groups_total", verdict="malformed") == 5
+        bad = [with_first(running, name, changes) for name, (changes, _) in wrong.items()]
+        not_asked = np.array([5, 6, SEPARATOR], np.int32)
+        bad.append(replace(with_first(running, "7.1", {}), prompt_token_ids=not_asked))
+        await hub.give(*bad, *(with_first(running, name, {}) for name in ("8.1", "9.1")))
+        await hub.wait_until(lambda: len(hub.verdicts) >= 9)
+        assert [hub.verdicts_of(group.group_id) for group in bad] == [[Verdict.MALFORMED]] * 7
+        await hub.wait_until(lambda: hub.trained_group_ids == ["8.1", "9.1"])
+        assert running.shown("groups_total", verdict="malformed") == 7
     told = {record.group_id: record.detail for record in caplog.records if record.message == "group refused"}  # type: ignore[attr-defined]
     for name, (_, says) in wrong.items():
         assert says in told[name]
-    assert "not a query and candidates" in told["5.1"]
+    assert "not a query and candidates" in told["7.1"]
 
 
 async def test_a_real_learner_teaches_a_ranker_which_candidate_is_relevant(

@@ -248,14 +248,14 @@ async def test_a_relay_that_sends_other_content_is_set_aside_and_the_rest_comes_
 
 async def test_a_relay_serves_what_it_has_while_its_hub_is_away(made: MadeRun, tmp_path: Path) -> None:
     async def fetched() -> None:
-        async with running_relay(made, tmp_path / "relay", coordinator=hub.serving.address) as relay:
+        async with running_relay(made, tmp_path / "relay", coordinator=published.serving.address) as relay:
             registry = Registry()
             sources = make_sources(registry, relay.source())
             await announced(sources, 1)
-            held = await fetch(hub, sources, registry, DELTA)
-            np.testing.assert_array_equal(held.words, hub.learner.words(1))
+            held = await fetch(published, sources, registry, DELTA)
+            np.testing.assert_array_equal(held.words, published.learner.words(1))
 
-    async with policy_hub(made, tmp_path / "hub") as hub:
-        hub.learner.put(hub.store, (1, 0))
+    async with policy_hub(made, tmp_path / "hub") as published:
+        published.learner.put(published.store, (1, 0))
         await fetched()
     await fetched()

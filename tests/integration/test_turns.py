@@ -16,7 +16,7 @@ from support.guessing_task import Guessing, guessed
 from support.hub import running_hub
 from support.identity import MadeRun
 from support.learning import learn, trained
-from support.sampler import learning, sampling
+from support.sampler import sampled, sampling
 from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
 from support.waiting import until
 
@@ -45,11 +45,9 @@ def said_in(turn: str) -> str:
 async def test_the_learner_gets_whole_games_and_the_logprobs_of_what_was_drawn_in_them(
     made: MadeRun, base: TorchEngine, model_dir: Path
 ) -> None:
-    async with (
-        running_hub(made, **SETTINGS, max_staleness_versions=500) as hub,
-        learning(hub, base, model_dir) as learner,
-        sampling(made, hub.address, model_dir, custom_tasks=game()) as sampler,
-    ):
+    async with sampled(
+        made, base, model_dir, sampler={"custom_tasks": game()}, **SETTINGS, max_staleness_versions=500
+    ) as (_, learner, sampler):
         groups = await trained(await learner.drain(credits=1000), groups=12)
         turns = sampler.value("completion_turns_sum") / sampler.value("completion_turns_count")
         assert sampler.value("reply_seconds_count") > 0
@@ -87,11 +85,15 @@ async def test_a_chat_goes_on_as_its_template_writes_it(made: MadeRun, tmp_path:
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(chatty)
     base = TorchEngine(chatty, device="cpu", compute_dtype=torch.float32, threads=1, seed=0)
-    async with (
-        running_hub(made, **SETTINGS, task_options={"is_chat": True}, max_staleness_versions=500) as hub,
-        learning(hub, base, chatty) as learner,
-        sampling(made, hub.address, chatty, custom_tasks=game()),
-    ):
+    async with sampled(
+        made,
+        base,
+        chatty,
+        sampler={"custom_tasks": game()},
+        **SETTINGS,
+        task_options={"is_chat": True},
+        max_staleness_versions=500,
+    ) as (_, learner, _):
         groups = await trained(await learner.drain(credits=1000), groups=6)
     replies = {
         reply
@@ -108,11 +110,14 @@ async def test_a_reply_that_fails_costs_its_prompt_an_attempt_and_the_run_goes_o
     made: MadeRun, base: TorchEngine, model_dir: Path
 ) -> None:
     """How else a reply fails, the tests of the pool of graders say."""
-    async with (
-        running_hub(made, **SETTINGS, max_staleness_versions=500) as hub,
-        learning(hub, base, model_dir) as learner,
-        sampling(made, hub.address, model_dir, custom_tasks=game("RepliesNothing")) as sampler,
-    ):
+    async with sampled(
+        made,
+        base,
+        model_dir,
+        sampler={"custom_tasks": game("RepliesNothing")},
+        **SETTINGS,
+        max_staleness_versions=500,
+    ) as (_, learner, sampler):
         groups = await trained(await learner.drain(credits=1000), groups=16)
         failed = sampler.value("prompt_faults_total", reason="grading_failed")
         assert failed == sampler.value("dropped_groups_total", reason="ungraded") >= 1
