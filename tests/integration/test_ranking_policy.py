@@ -128,7 +128,7 @@ def test_greed_takes_the_likeliest_ranking_and_says_what_mass_it_kept(model_dir:
 def test_what_cuts_tokens_off_is_refused_for_rankings(model_dir: Path, subtests: pytest.Subtests) -> None:
     engine = engine_of(model_dir)
     for settings in ({"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 2}, {"stop": ("1",)}):
-        sampling = replace(TEMPERED, **settings)  # type: ignore[arg-type]
+        sampling = replace(TEMPERED, **settings)
         with subtests.test(str(settings)), refused(Reason.MALFORMED, "coordinator"):
             engine.add(GenerationRequest("1.1", engine.tokenizer.encode(QUERY), 1, sampling))
 
