@@ -1,8 +1,10 @@
 """A policy of noise masks: its engine draws what the density says, and a run trains it and its classifier."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,8 +21,9 @@ from sampler.engines.engine import PROBE_ID, GenerationRequest
 from sampler.engines.engine_registry import load_engine, load_in_own_process
 from support.hub import running_hub
 from support.identity import MadeRun
-from support.learning import learn
+from support.learning import has_learnt, learn
 from support.noise_mask import GRID, MASK, PIXELS, engine_of, image_text, make_masks, masked_group
+from support.ranking import make_ranker
 from support.refusals import cannot_start, refused
 from support.sampler import sampling
 from support.tiny_model import make_tiny_model
@@ -100,25 +103,19 @@ def test_greed_leaves_the_mask_out_and_the_image_clean(model_dir: Path) -> None:
     assert group.completions[0].reward == pytest.approx(-clean, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
+def test_sampling_that_is_not_a_masks_and_an_image_of_another_size_are_refused_by_name(
+    model_dir: Path, subtests: pytest.Subtests
+) -> None:
+    engine = engine_of(model_dir)
+    settings: dict[str, Any]
+    for settings, said in (
         ({"top_p": 0.9}, "drawn from whole densities"),
         ({"stop": ("1",)}, "drawn from whole densities"),
         ({"temperature": 0.5}, "no temperature"),
         ({"max_new_tokens": 8}, "9 cells"),
-    ],
-)
-def test_sampling_that_is_not_a_masks_is_refused_with_what_to_set(
-    model_dir: Path, settings: dict[str, float | tuple[str, ...]], said: str
-) -> None:
-    engine = engine_of(model_dir)
-    with pytest.raises(RefusedError, match=said):
-        masked_group(engine, sampling=replace(MASK, **settings))  # type: ignore[arg-type]
-
-
-def test_an_image_of_another_size_is_refused_by_name(model_dir: Path) -> None:
-    engine = engine_of(model_dir)
+    ):
+        with subtests.test(str(settings)), pytest.raises(RefusedError, match=said):
+            masked_group(engine, sampling=replace(MASK, **settings))
     prompt = engine.tokenizer.encode(image_text(0, pixels=PIXELS - 1))
     with refused(Reason.MALFORMED, "72"):
         engine.add(GenerationRequest("1.1", prompt, 1, MASK))
@@ -151,12 +148,21 @@ def test_an_engine_in_its_own_process_returns_real_actions_and_rewards(model_dir
         assert one.reward == other.reward
 
 
-@pytest.mark.parametrize(("engine", "has_masks"), [("torch", True), ("ranking", True), ("noise_mask", False)])
+@pytest.mark.parametrize(
+    ("make", "engine", "kind"),
+    [
+        (make_masks, "torch", "noise_mask"),
+        (make_masks, "ranking", "noise_mask"),
+        (make_tiny_model, "noise_mask", "noise_mask"),
+        (make_ranker, "torch", "ranking"),
+        (make_tiny_model, "ranking", "ranking"),
+    ],
+)
 def test_an_engine_for_another_kind_of_policy_is_refused_before_it_loads(
-    tmp_path: Path, engine: str, has_masks: bool
+    tmp_path: Path, make: Callable[[Path], Path], engine: str, kind: str
 ) -> None:
-    model_dir = (make_masks if has_masks else make_tiny_model)(tmp_path)
-    with cannot_start("noise_mask"):
+    model_dir = make(tmp_path)
+    with cannot_start(kind):
         load_engine(engine, SamplerConfig(model_dir=model_dir, engine=engine))
 
 
@@ -184,9 +190,4 @@ async def test_a_real_learner_teaches_policy_and_classifier_of_a_real_sampler(
     ):
         await until(lambda: sampler.registry.get_sample_value("heterorl_sampler_held_version") is not None)
         assert await learn(made, hub.address, model_dir, versions=20, learning_rate=1e-2) is ExitCode.DRAINED
-    steps = [
-        json.loads(line) for line in (made.directory / "learner" / "steps.jsonl").read_text().splitlines()
-    ]
-    rewards = [step["reward_mean"] for step in steps]
-    assert len(rewards) == 20
-    assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.2
+    assert has_learnt(made, versions=20)

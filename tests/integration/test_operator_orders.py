@@ -222,24 +222,22 @@ async def test_a_rate_that_was_changed_in_the_configuration_is_recorded_with_its
     assert isinstance(change, SettingChange)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "named"),
-    [
-        ("learning_rate", 7.0, "1"),
-        ("learning_rate", "fast", "number"),
-        ("model_dir", "/x", "learning_rate"),
-        ("objective_options.clip_higher", 0.1, "clip_high"),
-    ],
-)
 async def test_a_setting_that_breaks_its_rule_is_refused_and_the_one_before_holds(
-    model_dir: Path, tmp_path: Path, key: str, value: object, named: str
+    model_dir: Path, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     async with scripted_hub() as hub:
         async with learner(hub, model_dir, tmp_path, objective="grpo") as running:
             await change(hub, "learning_rate", 5e-4, name="good")
-            await change(hub, key, value, name="bad", held="0.0005" if key == "learning_rate" else "")
-            assert hub.answers[-1].is_refused
-            assert named in hub.answers[-1].answer
+            for name, key, value, named in (
+                ("too large", "learning_rate", 7.0, "1"),
+                ("of another type", "learning_rate", "fast", "number"),
+                ("not to be set", "model_dir", "/x", "learning_rate"),
+                ("no such option", "objective_options.clip_higher", 0.1, "clip_high"),
+            ):
+                with subtests.test(name):
+                    await change(hub, key, value, name=name, held="0.0005" if key == "learning_rate" else "")
+                    assert hub.answers[-1].is_refused
+                    assert named in hub.answers[-1].answer
             await take_steps(hub, running, until_version=1)
         async with learner(hub, model_dir, tmp_path, objective="grpo") as running:
             await take_steps(hub, running, until_version=2)

@@ -1,22 +1,17 @@
 """A data set of one's own: rows from the coordinator's file, graded by samplers that have no file."""
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer
 
-from node.exit_code import ExitCode
 from node.grading.jsonl_options import JsonlOptions
-from sampler.engines.text.template_process import TemplateProcess
 from sampler.engines.torch.torch_engine import TorchEngine
-from support.hub import running_hub
 from support.identity import MadeRun
-from support.learning import learn, trained
-from support.sampler import learning, sampling, verifying
+from support.learning import trained
+from support.sampler import sampled, verifying
 from support.tiny_model import make_tiny_model
 from support.waiting import until
 
@@ -44,11 +39,7 @@ async def test_samplers_without_a_file_answer_the_rows_and_say_which_prompts_are
     made: MadeRun, base: TorchEngine, model_dir: Path, settings: dict[str, Any]
 ) -> None:
     settings["task_options"] |= {"max_prompt_tokens": 40, "system": "add"}
-    async with (
-        running_hub(made, **settings) as hub,
-        learning(hub, base, model_dir) as learner,
-        sampling(made, hub.address, model_dir),
-    ):
+    async with sampled(made, base, model_dir, **settings) as (_, learner, _):
         groups = await trained(await learner.drain(credits=1000), groups=2 * ROWS)
         status = await learner.status()
     texts = {group.prompt_index: base.tokenizer.decode(group.prompt_token_ids) for group in groups}
@@ -70,16 +61,11 @@ async def test_chat_prompts_and_the_metrics_of_an_allowed_grader_arrive_with_the
     made: MadeRun, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     chatty = make_tiny_model(tmp_path / "chatty", hidden=32, layers=1)
-    tokenizer = AutoTokenizer.from_pretrained(chatty)
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(chatty)
+    (chatty / "chat_template.jinja").write_text(TEMPLATE)
     base = TorchEngine(chatty, device="cpu", compute_dtype=torch.float32, threads=1, seed=0)
     settings["task_options"] |= {"grader": GRADER, "system": "add"}
-    async with (
-        running_hub(made, **settings) as hub,
-        learning(hub, base, chatty) as learner,
-        sampling(made, hub.address, chatty, allowed_graders=[GRADER]),
-    ):
+    allowed = {"allowed_graders": [GRADER]}
+    async with sampled(made, base, chatty, sampler=allowed, **settings) as (_, learner, _):
         groups = await trained(await learner.drain(credits=1000), groups=6)
     for group in groups:
         question = "9" * 60 if group.prompt_index == 7 else f"{group.prompt_index}+1="
@@ -89,42 +75,15 @@ async def test_chat_prompts_and_the_metrics_of_an_allowed_grader_arrive_with_the
         assert group.metrics["row"].tolist() == [group.prompt_index + 1] * len(tokens)
 
 
-async def test_a_prompt_at_which_the_template_never_ends_is_set_aside_and_the_sampler_lives_on(
-    made: MadeRun, tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    quick = partial(TemplateProcess, cpu_limit_s=0.3)
-    monkeypatch.setattr("sampler.engines.text.model_tokenizer.TemplateProcess", quick)
-    chatty = make_tiny_model(tmp_path / "chatty", hidden=32, layers=1)
-    (chatty / "chat_template.jinja").write_text(
-        "{% set asked = messages[-1]['content'] %}{% if asked == '3+1=' %}"
-        "{{ 9 ** (9 ** asked | length ** 2) }}{% elif asked == '4+1=' %}{{ asked * 99999999999 }}{% endif %}"
-        + TEMPLATE
-    )
-    base = TorchEngine(chatty, device="cpu", compute_dtype=torch.float32, threads=1, seed=0)
-    async with (
-        running_hub(made, **settings) as hub,
-        learning(hub, base, chatty) as learner,
-        sampling(made, hub.address, chatty),
-    ):
-        groups = await trained(await learner.drain(credits=1000), groups=ROWS)
-        status = await learner.status()
-    assert {group.prompt_index for group in groups} == set(range(16)) - {3, 4}
-    told = {bad.prompt_index: bad.detail for bad in status.bad_prompts}
-    assert "was not done after 0.3 s of CPU time" in told[3]
-    assert "needs more than 512 MiB of memory" in told[4]
-    assert all("chat_template.jinja" in detail for detail in told.values())
-
-
 async def test_a_grader_that_asks_for_it_sees_token_ids_and_the_rendered_prompt_at_sampler_and_verifier(
     made: MadeRun, base: TorchEngine, model_dir: Path, settings: dict[str, Any]
 ) -> None:
     grader = "support.graded_texts:seen_tokens"
     settings["task_options"] |= {"grader": grader}
+    allowed = {"allowed_graders": [grader]}
     async with (
-        running_hub(made, **settings) as hub,
-        learning(hub, base, model_dir) as learner,
-        verifying(made, hub.address, model_dir, allowed_graders=[grader]) as verifier,
-        sampling(made, hub.address, model_dir, allowed_graders=[grader]),
+        sampled(made, base, model_dir, sampler=allowed, **settings) as (hub, learner, _),
+        verifying(made, hub.address, model_dir, **allowed) as verifier,
     ):
         groups = await trained(await learner.drain(credits=1000), groups=6)
         await until(lambda: verifier.value("checks_total", outcome="agreed") >= 2)
@@ -134,20 +93,3 @@ async def test_a_grader_that_asks_for_it_sees_token_ids_and_the_rendered_prompt_
             assert completion.reward == completion.token_ids[-1]
             assert group.metrics["seen"][number] == len(completion.token_ids)
             assert group.metrics["prompt"][number] == len(group.prompt_token_ids)
-
-
-async def test_a_real_learner_trains_on_rewards_for_rows(
-    made: MadeRun, base: TorchEngine, model_dir: Path, settings: dict[str, Any]
-) -> None:
-    settings["task_options"] |= {"grader": GRADER}
-    async with (
-        running_hub(made, **settings, group_size=4) as hub,
-        sampling(made, hub.address, model_dir, allowed_graders=[GRADER]) as sampler,
-    ):
-        # transformers cannot load two models at once in one process.
-        await until(lambda: sampler.registry.get_sample_value("heterorl_sampler_held_version") is not None)
-        assert await learn(made, hub.address, model_dir, versions=4) is ExitCode.DRAINED
-        steps = (made.directory / "learner" / "steps.jsonl").read_text().splitlines()
-        await until(lambda: hub.metric("heterorl_coordinator_groups_total", verdict="trained") >= 8)
-    assert [json.loads(step)["version"] for step in steps] == [1, 2, 3, 4]
-    assert all(0.0 < json.loads(step)["reward_mean"] < 1.0 for step in steps)

@@ -92,52 +92,53 @@ async def expected(fetcher: Fetcher) -> AsyncIterator[asyncio.TaskGroup]:
         await asyncio.wait({expecting})
 
 
-@asynccontextmanager
-async def pushing_hub(made: MadeRun, tmp_path: Path) -> AsyncIterator[PolicyHub]:
+@pytest.fixture
+async def hub(made: MadeRun, tmp_path: Path) -> AsyncIterator[PolicyHub]:
     async with policy_hub(made, tmp_path / "hub", layout=WIDE) as hub:
         hub.servicer.pushes = Pushing.PUSHES
         yield hub
 
 
-async def test_a_step_asked_for_in_advance_comes_without_another_request(
-    made: MadeRun, tmp_path: Path
-) -> None:
-    async with pushing_hub(made, tmp_path) as hub, expecting(hub) as sampler:
+async def test_a_step_asked_for_in_advance_comes_without_another_request(hub: PolicyHub) -> None:
+    sampler = await stepped(hub)
+    assert asked_for(hub) == []
+    assert sampler.registry.transferred("delta", "in") == hub.learner.encode(1, 0).manifest.size_bytes
+
+
+async def stepped(hub: PolicyHub) -> Expecting:
+    """Publish a step to a sampler that expects it; return the sampler once it has the step's words."""
+    async with expecting(hub) as sampler:
         hub.learner.put(hub.store, STEP_OF_LEARNER)
         held = await sampler.fetch()
-        np.testing.assert_array_equal(held.words, hub.learner.words(1))
-        assert hub.servicer.fetches == []
-        size_bytes = hub.learner.encode(1, 0).manifest.size_bytes
-        assert sampler.registry.transferred("delta", "in") == size_bytes
+    np.testing.assert_array_equal(held.words, hub.learner.words(1))
+    return sampler
 
 
-async def test_who_is_behind_gets_the_first_artifact_of_the_cheapest_way(
-    made: MadeRun, tmp_path: Path
-) -> None:
-    async with pushing_hub(made, tmp_path) as hub:
-        hub.learner.put(hub.store, (1, None), (2, 1), (2, 0))
-        async with expecting(hub) as sampler:
-            held = await sampler.fetch()
-        assert held.version == hub.learner.versions[2].version
-        assert hub.servicer.fetches == []
+def asked_for(hub: PolicyHub) -> list[int]:
+    """Return the frames that were not pushed but fetched."""
+    return sorted(frame for fetch in hub.servicer.fetches for frame in fetch.frames)
+
+
+async def test_who_is_behind_gets_the_first_artifact_of_the_cheapest_way(hub: PolicyHub) -> None:
+    hub.learner.put(hub.store, (1, None), (2, 1), (2, 0))
+    async with expecting(hub) as sampler:
+        held = await sampler.fetch()
+    assert held.version == hub.learner.versions[2].version
+    assert hub.servicer.fetches == []
 
 
 async def test_only_so_much_is_pushed_and_the_rest_is_fetched(
-    made: MadeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: PolicyHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "PUSH_BYTES", 2_000)
-    async with pushing_hub(made, tmp_path) as hub, expecting(hub) as sampler:
-        hub.learner.put(hub.store, STEP_OF_LEARNER)
-        held = await sampler.fetch()
-        assert held.version == hub.learner.versions[1].version
-        manifest = hub.learner.encode(1, 0).manifest
-        fetched = {frame for fetch in hub.servicer.fetches for frame in fetch.frames}
-        assert fetched == {*range(40)} - {*pushed_frames(manifest, most_bytes=2_000)}
-        assert 0 < len(fetched) < 40
-        assert sampler.registry.transferred("delta", "in") == manifest.size_bytes
+    sampler = await stepped(hub)
+    manifest = hub.learner.encode(1, 0).manifest
+    assert asked_for(hub) == sorted({*range(40)} - {*pushed_frames(manifest, most_bytes=2_000)})
+    assert 0 < len(asked_for(hub)) < 40
+    assert sampler.registry.transferred("delta", "in") == manifest.size_bytes
 
 
-async def test_a_push_that_is_cut_is_gone_on_with_where_it_stopped(made: MadeRun, tmp_path: Path) -> None:
+async def test_a_push_that_is_cut_is_gone_on_with_where_it_stopped(hub: PolicyHub) -> None:
     async def cut(answers: Pushes) -> Pushes:
         number = 0
         async for answer in answers:
@@ -146,31 +147,22 @@ async def test_a_push_that_is_cut_is_gone_on_with_where_it_stopped(made: MadeRun
             number += 1
             yield answer
 
-    async with pushing_hub(made, tmp_path) as hub:
-        hub.servicer.spoil_push = cut
-        async with expecting(hub) as sampler:
-            hub.learner.put(hub.store, STEP_OF_LEARNER)
-            held = await sampler.fetch()
-        assert held.version == hub.learner.versions[1].version
-        fetched = [frame for fetch in hub.servicer.fetches for frame in fetch.frames]
-        pushed = pushed_frames(hub.learner.encode(1, 0).manifest, most_bytes=limits.PUSH_BYTES)
-        assert sorted(fetched) == sorted(pushed[10:])
+    hub.servicer.spoil_push = cut
+    await stepped(hub)
+    pushed = pushed_frames(hub.learner.encode(1, 0).manifest, most_bytes=limits.PUSH_BYTES)
+    assert asked_for(hub) == sorted(pushed[10:])
 
 
-async def test_a_pushed_frame_that_is_damaged_is_fetched_again_alone(made: MadeRun, tmp_path: Path) -> None:
+async def test_a_pushed_frame_that_is_damaged_is_fetched_again_alone(hub: PolicyHub) -> None:
     async def damage(answers: Pushes) -> Pushes:
         async for answer in answers:
             if answer.frame == 7 and answer.data:
                 answer.data = bytes([answer.data[0] ^ 1]) + answer.data[1:]
             yield answer
 
-    async with pushing_hub(made, tmp_path) as hub:
-        hub.servicer.spoil_push = damage
-        async with expecting(hub) as sampler:
-            hub.learner.put(hub.store, STEP_OF_LEARNER)
-            held = await sampler.fetch()
-        assert held.version == hub.learner.versions[1].version
-        assert [list(fetch.frames) for fetch in hub.servicer.fetches] == [[7]]
+    hub.servicer.spoil_push = damage
+    await stepped(hub)
+    assert asked_for(hub) == [7]
 
 
 async def _forged(answers: Pushes) -> Pushes:
@@ -195,42 +187,36 @@ async def _empty(answers: Pushes) -> Pushes:
 
 @pytest.mark.parametrize("spoil", [_forged, _of_another_learner, _empty])
 async def test_a_push_that_is_not_signed_by_the_learner_is_refused_and_the_version_fetched(
-    made: MadeRun, tmp_path: Path, spoil: object
+    hub: PolicyHub, spoil: object
 ) -> None:
-    async with pushing_hub(made, tmp_path) as hub:
-        hub.servicer.spoil_push = spoil  # type: ignore[assignment]
-        async with expecting(hub) as sampler:
-            hub.learner.put(hub.store, STEP_OF_LEARNER)
-            await until(lambda: sampler.lies == 1)
-            held = await sampler.fetch(STEP)
-        assert held.version == hub.learner.versions[1].version
-        assert sampler.lies == 1
+    hub.servicer.spoil_push = spoil  # type: ignore[assignment]
+    async with expecting(hub) as sampler:
+        hub.learner.put(hub.store, STEP_OF_LEARNER)
+        await until(lambda: sampler.lies == 1)
+        held = await sampler.fetch(STEP)
+    assert held.version == hub.learner.versions[1].version
+    assert sampler.lies == 1
 
 
 async def test_what_a_hub_never_sends_is_fetched_after_a_while(
-    made: MadeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: PolicyHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("node.weights.transfer.artifact_prefetch.PATIENCE_S", 0.1)
-    async with pushing_hub(made, tmp_path) as hub:
-        hub.servicer.pushes = Pushing.SILENT
-        async with expecting(hub) as sampler:
-            hub.learner.put(hub.store, STEP_OF_LEARNER)
-            held = await sampler.fetch()
-        assert held.version == hub.learner.versions[1].version
-        assert sampler.lies == 0
+    hub.servicer.pushes = Pushing.SILENT
+    sampler = await stepped(hub)
+    assert sampler.lies == 0
 
 
-async def test_a_push_of_another_artifact_than_wanted_is_dropped(made: MadeRun, tmp_path: Path) -> None:
-    async with pushing_hub(made, tmp_path) as hub, expecting(hub) as sampler:
+async def test_a_push_of_another_artifact_than_wanted_is_dropped(hub: PolicyHub) -> None:
+    async with expecting(hub) as sampler:
         hub.learner.put(hub.store, (1, 0), (2, 1), (2, None))
         held = await sampler.fetch(ArtifactKey(2))
         assert held.version == hub.learner.versions[2].version
-        frames = [frame for fetch in hub.servicer.fetches for frame in fetch.frames]
-        assert sorted(frames) == list(range(40))
+        assert asked_for(hub) == list(range(40))
 
 
-async def test_a_frame_wanted_alone_is_not_taken_from_a_push(made: MadeRun, tmp_path: Path) -> None:
-    async with pushing_hub(made, tmp_path) as hub, expecting(hub) as sampler:
+async def test_a_frame_wanted_alone_is_not_taken_from_a_push(hub: PolicyHub) -> None:
+    async with expecting(hub) as sampler:
         hub.learner.put(hub.store, STEP_OF_LEARNER)
         manifest = await sampler.fetcher.manifest(await sampler.chosen())
         got: list[int] = []
@@ -238,31 +224,26 @@ async def test_a_frame_wanted_alone_is_not_taken_from_a_push(made: MadeRun, tmp_
         assert got == [3]
 
 
-async def test_a_hub_that_restarts_is_asked_again(made: MadeRun, tmp_path: Path) -> None:
-    async with pushing_hub(made, tmp_path) as first:
-        address = first.serving.address
-        registry = Registry()
-        source = await first.source()
-        fetcher = make_fetcher(made, make_sources(registry, source), registry)
-        async with expected(fetcher) as tasks:
-            await until(lambda: first.servicer.awaited == [0])
-            first.serving.stopping.set()
-            await first.serving.running
-            async with policy_hub(made, tmp_path / "again", layout=WIDE, listen=address) as second:
-                second.servicer.pushes = Pushing.PUSHES
-                await until(lambda: second.servicer.awaited != [])
-                second.learner.put(second.store, STEP_OF_LEARNER)
-                assert await Expecting(second, fetcher, registry, tasks).chosen() == STEP
-                assert second.servicer.fetches == []
+async def test_a_hub_that_restarts_is_asked_again(hub: PolicyHub, made: MadeRun, tmp_path: Path) -> None:
+    registry = Registry()
+    fetcher = await hub.fetcher(registry)
+    async with expected(fetcher) as tasks:
+        await until(lambda: hub.servicer.awaited == [0])
+        hub.serving.stopping.set()
+        await hub.serving.running
+        listen = hub.serving.address
+        async with policy_hub(made, tmp_path / "again", layout=WIDE, listen=listen) as again:
+            again.servicer.pushes = Pushing.PUSHES
+            await until(lambda: again.servicer.awaited != [])
+            again.learner.put(again.store, STEP_OF_LEARNER)
+            assert await Expecting(again, fetcher, registry, tasks).chosen() == STEP
+            assert again.servicer.fetches == []
 
 
 async def test_a_step_passes_a_relay_without_anybody_asking_for_a_frame(
-    made: MadeRun, tmp_path: Path
+    hub: PolicyHub, made: MadeRun, tmp_path: Path
 ) -> None:
-    async with (
-        pushing_hub(made, tmp_path) as hub,
-        running_relay(made, tmp_path / "relay", coordinator=hub.serving.address) as relay,
-    ):
+    async with running_relay(made, tmp_path / "relay", coordinator=hub.serving.address) as relay:
         registry = Registry()
         fetcher = make_fetcher(made, make_sources(registry, relay.source()), registry)
         async with expected(fetcher) as tasks:
@@ -274,8 +255,7 @@ async def test_a_step_passes_a_relay_without_anybody_asking_for_a_frame(
         await until(lambda: hub.servicer.awaited[-1] == 1)
 
 
-async def test_who_expects_nothing_any_more_is_forgotten(made: MadeRun, tmp_path: Path) -> None:
-    async with pushing_hub(made, tmp_path) as hub:
-        async with expecting(hub):
-            await until(lambda: hub.serving.server.live_rpcs == 1)
-        await until(lambda: hub.serving.server.live_rpcs == 0)
+async def test_who_expects_nothing_any_more_is_forgotten(hub: PolicyHub) -> None:
+    async with expecting(hub):
+        await until(lambda: hub.serving.server.live_rpcs == 1)
+    await until(lambda: hub.serving.server.live_rpcs == 0)

@@ -11,10 +11,18 @@ from node.values.policy import ArtifactKey
 from node.weights.store.artifact_store import ArtifactStore
 from node.weights.transfer.artifact_uploader import ARTIFACTS_PER_ROUND
 from support.identity import MadeRun
-from support.policy_hub import PolicyHub, policy_hub
+from support.policy_hub import PolicyHub, policy_hub, policy_hub_fixture
 from support.uploading import uploading
 from support.waiting import until
 from support.weights import LAYOUT, Learner, flip_bit, frames_file, keys, offsets
+
+hub = policy_hub_fixture()
+
+
+@pytest.fixture
+def store(hub: PolicyHub, tmp_path: Path) -> ArtifactStore:
+    """Return the learner's own store."""
+    return hub.learner.store(tmp_path / "local")
 
 
 async def until_supplied(hub: PolicyHub, store: ArtifactStore) -> None:
@@ -23,51 +31,45 @@ async def until_supplied(hub: PolicyHub, store: ArtifactStore) -> None:
 
 @pytest.mark.parametrize("channels", [1, 3])
 async def test_a_hub_gets_what_is_there_and_what_is_published(
-    made: MadeRun, tmp_path: Path, channels: int
+    hub: PolicyHub, store: ArtifactStore, made: MadeRun, channels: int
 ) -> None:
-    async with policy_hub(made, tmp_path / "hub") as hub:
-        store = hub.learner.store(tmp_path / "local")
-        hub.learner.put(store, (1, 0), (2, 1))
-        async with uploading(made, store, hub.serving.address, channels=channels) as registry:
-            await until_supplied(hub, store)
-            await asyncio.to_thread(hub.learner.put, store, (3, 2), (3, None), (4, 3))
-            await until_supplied(hub, store)
-        announcement = store.announcement()
-        assert announcement is not None
-        deltas = sum(a.size_bytes for a in announcement.artifacts if not a.key.is_keyframe)
-        assert registry.transferred("delta", "out") == hub.registry.transferred("delta", "in") == deltas
+    hub.learner.put(store, (1, 0), (2, 1))
+    async with uploading(made, store, hub.serving.address, channels=channels) as registry:
+        await until_supplied(hub, store)
+        await asyncio.to_thread(hub.learner.put, store, (3, 2), (3, None), (4, 3))
+        await until_supplied(hub, store)
+    announcement = store.announcement()
+    assert announcement is not None
+    deltas = sum(a.size_bytes for a in announcement.artifacts if not a.key.is_keyframe)
+    assert registry.transferred("delta", "out") == hub.registry.transferred("delta", "in") == deltas
 
 
-async def test_a_frame_that_rotted_on_the_hub_is_sent_again_alone(made: MadeRun, tmp_path: Path) -> None:
-    async with policy_hub(made, tmp_path / "hub") as hub:
-        store = hub.learner.store(tmp_path / "local")
-        hub.learner.put(store, (1, 0), (2, 1))
-        async with uploading(made, store, hub.serving.address):
-            await until_supplied(hub, store)
-            hub.servicer.uploaded.clear()
-            payloads = hub.learner.encode(1, 0).payloads
-            flip_bit(frames_file(tmp_path / "hub", ArtifactKey(1, 0)), offsets(payloads)[2])
-            with pytest.raises(RefusedError):
-                await asyncio.to_thread(hub.store.read_payload, ArtifactKey(1, 0), 2)
-            await until_supplied(hub, store)
-            assert hub.servicer.uploaded == [2]
+async def test_a_frame_that_rotted_on_the_hub_is_sent_again_alone(
+    hub: PolicyHub, store: ArtifactStore, made: MadeRun, tmp_path: Path
+) -> None:
+    hub.learner.put(store, (1, 0), (2, 1))
+    async with uploading(made, store, hub.serving.address):
+        await until_supplied(hub, store)
+        hub.servicer.uploaded.clear()
+        payloads = hub.learner.encode(1, 0).payloads
+        flip_bit(frames_file(tmp_path / "hub", ArtifactKey(1, 0)), offsets(payloads)[2])
+        with pytest.raises(RefusedError):
+            await asyncio.to_thread(hub.store.read_payload, ArtifactKey(1, 0), 2)
+        await until_supplied(hub, store)
+        assert hub.servicer.uploaded == [2]
 
 
 async def test_a_hub_killed_within_an_upload_gets_only_the_missing_frames(
-    made: MadeRun, tmp_path: Path
+    hub: PolicyHub, store: ArtifactStore, made: MadeRun
 ) -> None:
-    learner = Learner(run_id=made.run_id, key=made.signing_key)
-    signed, payloads = learner.signed(1, None)
-    half_uploaded = learner.store(tmp_path / "hub")
-    half_uploaded.offer_signed(signed)
+    signed, payloads = hub.learner.signed(1, None)
+    hub.store.offer_signed(signed)
     for frame in (0, 2, 3):
-        half_uploaded.write_frame(ArtifactKey(1), frame, payloads[frame])
-    store = learner.store(tmp_path / "local")
-    learner.put(store, (1, None))
-    async with policy_hub(made, tmp_path / "hub", learner=learner) as hub:
-        async with uploading(made, store, hub.serving.address):
-            await until_supplied(hub, store)
-        assert hub.servicer.uploaded == [1, 4]
+        hub.store.write_frame(ArtifactKey(1), frame, payloads[frame])
+    hub.learner.put(store, (1, None))
+    async with uploading(made, store, hub.serving.address):
+        await until_supplied(hub, store)
+    assert hub.servicer.uploaded == [1, 4]
 
 
 async def test_an_upload_goes_on_when_the_hub_comes_back_though_it_lost_its_artifacts(
@@ -115,31 +117,27 @@ def lost_artifacts(directory: Path) -> None:
 
 
 async def test_a_hub_that_lost_everything_is_given_all_that_follows_the_newest_keyframe(
-    made: MadeRun, tmp_path: Path
+    hub: PolicyHub, store: ArtifactStore, made: MadeRun
 ) -> None:
-    async with policy_hub(made, tmp_path / "hub") as hub:
-        store = hub.learner.store(tmp_path / "local")
-        for version in range(1, 41):
-            hub.learner.put(store, (version, version - 1))
-            if version % 4 == 0:
-                hub.learner.put(store, (version, version - 4))
-        hub.learner.put(store, (10, None))
-        wanted = {key for key in keys(store) if (key[1] if key[1] >= 0 else key[0]) >= 10}
-        assert len(wanted) > 2 * ARTIFACTS_PER_ROUND
-        async with uploading(made, store, hub.serving.address):
-            await until(lambda: wanted <= set(keys(hub.store)))
+    for version in range(1, 41):
+        hub.learner.put(store, (version, version - 1))
+        if version % 4 == 0:
+            hub.learner.put(store, (version, version - 4))
+    hub.learner.put(store, (10, None))
+    wanted = {key for key in keys(store) if (key[1] if key[1] >= 0 else key[0]) >= 10}
+    assert len(wanted) > 2 * ARTIFACTS_PER_ROUND
+    async with uploading(made, store, hub.serving.address):
+        await until(lambda: wanted <= set(keys(hub.store)))
 
 
 async def test_a_damaged_local_artifact_is_left_out_and_the_rest_is_sent(
-    made: MadeRun, tmp_path: Path
+    hub: PolicyHub, store: ArtifactStore, made: MadeRun, tmp_path: Path
 ) -> None:
-    async with policy_hub(made, tmp_path / "hub") as hub:
-        store = hub.learner.store(tmp_path / "local")
-        hub.learner.put(store, (1, None), (1, 0), (2, 1))
-        flip_bit(frames_file(tmp_path / "local", ArtifactKey(1, 0)), 3)
-        async with uploading(made, store, hub.serving.address):
-            await until(lambda: keys(hub.store) == [(1, -1), (2, 1)])
-        assert keys(store) == [(1, -1), (2, 1)]
+    hub.learner.put(store, (1, None), (1, 0), (2, 1))
+    flip_bit(frames_file(tmp_path / "local", ArtifactKey(1, 0)), 3)
+    async with uploading(made, store, hub.serving.address):
+        await until(lambda: keys(hub.store) == [(1, -1), (2, 1)])
+    assert keys(store) == [(1, -1), (2, 1)]
 
 
 async def ended_by(made: MadeRun, store: ArtifactStore, address: str) -> Reason:
@@ -151,21 +149,20 @@ async def ended_by(made: MadeRun, store: ArtifactStore, address: str) -> Reason:
     return refusal.reason
 
 
-async def test_a_learner_that_was_replaced_ends(made: MadeRun, tmp_path: Path) -> None:
-    async with policy_hub(made, tmp_path / "hub") as hub:
-        store = hub.learner.store(tmp_path / "local")
-        hub.learner.put(store, (1, 0))
-        hub.learner.epoch = 2
-        hub.learner.put(hub.store, (3, None))
-        assert await ended_by(made, store, hub.serving.address) is Reason.FENCED
+async def test_a_learner_that_was_replaced_ends(hub: PolicyHub, store: ArtifactStore, made: MadeRun) -> None:
+    hub.learner.put(store, (1, 0))
+    hub.learner.epoch = 2
+    hub.learner.put(hub.store, (3, None))
+    assert await ended_by(made, store, hub.serving.address) is Reason.FENCED
 
 
-async def test_a_learner_restored_from_an_old_checkpoint_ends(made: MadeRun, tmp_path: Path) -> None:
-    async with policy_hub(made, tmp_path / "hub") as hub:
-        hub.learner.put(hub.store, (1, 0), (2, 1))
-        fork = Learner(run_id=made.run_id, key=made.signing_key, epoch=2)
-        fork.words(1)
-        fork.versions[2] = HeldPolicy.of(2, hub.learner.words(3), layout=LAYOUT)
-        store = fork.store(tmp_path / "local")
-        fork.put(store, (1, 0), (2, 1))
-        assert await ended_by(made, store, hub.serving.address) is Reason.ROLLBACK
+async def test_a_learner_restored_from_an_old_checkpoint_ends(
+    hub: PolicyHub, made: MadeRun, tmp_path: Path
+) -> None:
+    hub.learner.put(hub.store, (1, 0), (2, 1))
+    fork = Learner(run_id=made.run_id, key=made.signing_key, epoch=2)
+    fork.words(1)
+    fork.versions[2] = HeldPolicy.of(2, hub.learner.words(3), layout=LAYOUT)
+    store = fork.store(tmp_path / "local")
+    fork.put(store, (1, 0), (2, 1))
+    assert await ended_by(made, store, hub.serving.address) is Reason.ROLLBACK

@@ -44,9 +44,6 @@ CASES: Final = {
     "tp, one micro-batch, the whole batch at once": Case(
         MeshSizes(1, 1, 4), objective="version_aware", settings={"micro_batch_tokens": 1 << 20}
     ),
-    "tp and dp_replicate, capped logits": Case(
-        MeshSizes(2, 1, 2), model="nanochat", settings=FEWER, layers=1
-    ),
     "tp and dp_shard, a head of its own, normalised queries": Case(
         MeshSizes(1, 2, 2),
         model="qwen3",
@@ -54,8 +51,11 @@ CASES: Final = {
         rematerialise="selective",
         layers=1,
     ),
-    "tp and dp_replicate, fast steps": Case(
-        MeshSizes(2, 1, 2), settings={"fast_steps": 1, "reposition_share": 0.5} | FEWER, layers=1
+    "tp and dp_replicate, fast steps, capped logits": Case(
+        MeshSizes(2, 1, 2),
+        model="nanochat",
+        settings={"fast_steps": 1, "reposition_share": 0.5} | FEWER,
+        layers=1,
     ),
     "no plan": Case(MeshSizes(1, 2, 2), model="gpt2"),
     "pp, row by row": Case(

@@ -9,9 +9,9 @@ from node.coordinator.ledger.ledger_check import examine
 from node.errors import Reason
 from support.restoration import Run
 
-MOMENTS = 10
+MOMENTS = 6
 DISASTERS = 3
-STEPS_BETWEEN = 12
+STEPS_BETWEEN = 8
 
 
 @pytest.mark.parametrize("seed", range(MOMENTS))

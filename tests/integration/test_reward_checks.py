@@ -1,5 +1,7 @@
 """A sampler that lies about rewards: real coordinator, sampler and verifier; the learner by hand."""
 
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,31 @@ from support.waiting import until
 
 HONEST = GroupPipeline._group
 HONEST_PROMPT = RunTask.prompt
+
+
+Checked = Callable[..., AbstractAsyncContextManager[tuple[RunningHub, HandPeer, RunningPeer, RunningPeer]]]
+
+
+@pytest.fixture
+def checked(made: MadeRun, base: TorchEngine, model_dir: Path) -> Checked:
+    """Return what runs a coordinator, the learner by hand, a verifier and a sampler."""
+
+    @asynccontextmanager
+    async def running(
+        **settings: Any,
+    ) -> AsyncIterator[tuple[RunningHub, HandPeer, RunningPeer, RunningPeer]]:
+        async with (
+            running_hub(made, max_staleness_versions=500, **settings) as hub,
+            learning(hub, base, model_dir) as learner,
+            verifying(made, hub.address, model_dir) as verifier,
+        ):
+            # Groups that come before there is a verifier are believed.
+            await until(lambda: hub.metric("heterorl_coordinator_verifiers") == 1)
+            async with sampling(made, hub.address, model_dir) as sampler:
+                await learner.drain(credits=1000)
+                yield hub, learner, verifier, sampler
+
+    return running
 
 
 def lie(self: GroupPipeline, *arguments: Any, **keywords: Any) -> RolloutGroup:
@@ -55,20 +82,9 @@ LIES = {
 
 @pytest.mark.parametrize(("lie", "told"), [("inverted rewards", "0"), ("another prompt", "the task's")])
 async def test_a_sampler_that_lies_is_found_by_the_verifier_and_shut_out(
-    made: MadeRun,
-    base: TorchEngine,
-    model_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    lie: str,
-    told: str,
+    checked: Checked, monkeypatch: pytest.MonkeyPatch, lie: str, told: str
 ) -> None:
-    async with (
-        running_hub(made, max_staleness_versions=500) as hub,
-        learning(hub, base, model_dir) as learner,
-        verifying(made, hub.address, model_dir) as verifier,
-        sampling(made, hub.address, model_dir) as sampler,
-    ):
-        await learner.drain(credits=1000)
+    async with checked() as (hub, learner, verifier, sampler):
         await has_checked(hub, verifier, 1)
         monkeypatch.setattr(*LIES[lie])
         await until(lambda: hub.metric("heterorl_coordinator_proven_liars_total") == 1)
@@ -78,15 +94,9 @@ async def test_a_sampler_that_lies_is_found_by_the_verifier_and_shut_out(
 
 
 async def test_where_verifiers_grade_a_group_with_another_prompt_is_not_trained_on(
-    made: MadeRun, base: TorchEngine, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+    checked: Checked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with (
-        running_hub(made, max_staleness_versions=500, graded_by="verifier") as hub,
-        learning(hub, base, model_dir) as learner,
-        verifying(made, hub.address, model_dir),
-        sampling(made, hub.address, model_dir) as sampler,
-    ):
-        await learner.drain(credits=1000)
+    async with checked(graded_by="verifier") as (hub, _, _, sampler):
         await until(lambda: checks(hub, "graded") >= 1)
         monkeypatch.setattr(RunTask, "prompt", other_prompt)
         await until(lambda: sampler.value("groups_total", verdict="suspect") >= 1)
@@ -94,7 +104,7 @@ async def test_where_verifiers_grade_a_group_with_another_prompt_is_not_trained_
 
 
 async def test_a_verifier_whose_prompts_nobody_shares_accuses_nobody(
-    made: MadeRun, base: TorchEngine, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+    checked: Checked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its chat template may be another one."""
     made_here = Verification._made
@@ -103,19 +113,13 @@ async def test_a_verifier_whose_prompts_nobody_shares_accuses_nobody(
         return (await made_here(self, *arguments) or b"") + bytes(4)
 
     monkeypatch.setattr(Verification, "_made", other)
-    async with (
-        running_hub(made, max_staleness_versions=500) as hub,
-        learning(hub, base, model_dir) as learner,
-        verifying(made, hub.address, model_dir) as verifier,
-        sampling(made, hub.address, model_dir),
-    ):
-        await learner.drain(credits=1000)
+    async with checked() as (hub, learner, verifier, _):
         await has_checked(hub, verifier, 3)
         assert (await standing(learner)).standing != "quarantined"
 
 
 async def test_a_verifier_survives_groups_that_nobody_honest_sends(
-    made: MadeRun, base: TorchEngine, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+    checked: Checked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Token ids below 0 and beyond the vocabulary: both are thrown out, and the next group is checked."""
     strange = iter((-1, 2**31 - 1))
@@ -129,15 +133,7 @@ async def test_a_verifier_survives_groups_that_nobody_honest_sends(
         return replace(group, completions=(replace(first, token_ids=ids, finish=Finish.END), *others))
 
     monkeypatch.setattr(GroupPipeline, "_group", twist)
-    async with (
-        running_hub(made, max_staleness_versions=500) as hub,
-        learning(hub, base, model_dir) as learner,
-        verifying(made, hub.address, model_dir) as verifier,
-    ):
-        # Groups that come before there is a verifier are believed.
-        await until(lambda: hub.metric("heterorl_coordinator_verifiers") == 1)
-        async with sampling(made, hub.address, model_dir):
-            await learner.drain(credits=1000)
-            await until(lambda: checks(hub, "ungradable") == 2)
-            await has_checked(hub, verifier, 1)
-            assert (await standing(learner)).standing == "established"
+    async with checked() as (hub, learner, verifier, _):
+        await until(lambda: checks(hub, "ungradable") == 2)
+        await has_checked(hub, verifier, 1)
+        assert (await standing(learner)).standing == "established"

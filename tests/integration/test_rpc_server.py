@@ -56,13 +56,6 @@ async def test_with_tls_any_address_of_this_machine_may_be_listened_on(made: Mad
             assert await invoke(channel, MANIFEST) == [b""]
 
 
-async def test_a_second_server_cannot_take_the_port_of_the_first(made: MadeRun) -> None:
-    async with serving(made, every_service) as hub:
-        assert f"cannot listen on {hub.address}" in await startup_error(made, listen=hub.address)
-        async with sampler_channel(made, hub.address) as channel:
-            assert await invoke(channel, MANIFEST) == [b""]
-
-
 async def test_draining_refuses_new_rpcs_cuts_endless_streams_and_lets_the_others_finish(
     made: MadeRun,
 ) -> None:

@@ -85,6 +85,13 @@ class Opened:
         await asyncio.get_running_loop().sock_sendall(client, first)
         return client
 
+    async def connect(self) -> tuple[socket.socket, socket.socket]:
+        """Return the two ends of a connection to the coordinator, whose hello has been read."""
+        client = await self.dial(TO_COORDINATOR)
+        server = await self.coordinator.accept()
+        assert await received(server, len(TO_COORDINATOR)) == TO_COORDINATOR
+        return client, server
+
     def number(self, to: str) -> float | None:
         return self.registry.get_sample_value("heterorl_relay_connections", {"to": to})
 
@@ -193,9 +200,7 @@ async def test_a_receiver_that_is_slow_holds_up_its_sender() -> None:
 
 async def test_what_was_said_last_arrives_before_the_connection_is_closed() -> None:
     async with opened() as it:
-        client = await it.dial(TO_COORDINATOR)
-        server = await it.coordinator.accept()
-        assert await received(server, len(TO_COORDINATOR)) == TO_COORDINATOR
+        client, server = await it.connect()
         loop, answer = asyncio.get_running_loop(), bytes(16 << 20)
         answering = asyncio.create_task(loop.sock_sendall(server, answer))
         client.shutdown(socket.SHUT_WR)
@@ -208,9 +213,7 @@ async def test_what_was_said_last_arrives_before_the_connection_is_closed() -> N
 
 async def test_an_end_that_breaks_off_ends_the_other_at_once() -> None:
     async with opened() as it:
-        client = await it.dial(TO_COORDINATOR)
-        server = await it.coordinator.accept()
-        assert await received(server, len(TO_COORDINATOR)) == TO_COORDINATOR
+        client, server = await it.connect()
         server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         server.close()
         assert await is_closed(client)
@@ -219,9 +222,7 @@ async def test_an_end_that_breaks_off_ends_the_other_at_once() -> None:
 
 async def test_one_direction_may_end_before_the_other_and_not_for_long() -> None:
     async with opened(half_open_s=0.2) as it:
-        client = await it.dial(TO_COORDINATOR)
-        server = await it.coordinator.accept()
-        assert await received(server, len(TO_COORDINATOR)) == TO_COORDINATOR
+        client, server = await it.connect()
         client.shutdown(socket.SHUT_WR)
         assert await is_closed(server)
         await asyncio.get_running_loop().sock_sendall(server, b"late")

@@ -25,7 +25,7 @@ from node.coordinator.lifecycle import takeover as candidate
 from node.coordinator.lifecycle.takeover import Candidate
 from node.enrolment.enrolment_ledger import FILE_NAME as ENROLMENT_FILE
 from node.enrolment.enrolment_ledger import known_members
-from node.errors import DeposedError, Reason, RefusedError
+from node.errors import DeposedError, Reason
 from node.exit_code import ExitCode, exit_code_of_failure
 from node.process.daemon import Phase
 from node.rpc.call_ends import REASON_KEY
@@ -37,10 +37,11 @@ from node.values.operator_order import REVOKE, Order
 from node.values.roles import Role
 from node.weights.transfer.sources import dial_source
 from support.groups import SAMPLING
-from support.hub import LAYOUT, TOKENIZER, HandPeer, answer_to, submission
+from support.hub import LAYOUT, TOKENIZER, HandPeer
 from support.identity import MadeRun
 from support.orders import give
 from support.policy_hub import Registry, make_sources
+from support.refusals import refused
 from support.roles import role_context
 from support.waiting import until
 
@@ -102,10 +103,19 @@ async def coordinator(made: MadeRun, state_dir: Path, database: str) -> AsyncIte
 
 
 @asynccontextmanager
-async def peer(made: MadeRun, role: Role, *at: Running) -> AsyncIterator[tuple[HandPeer, Hub]]:
-    hub = Hub(",".join(each.address for each in at))
-    async with dial(hub, made.of(role), purpose=Purpose.ROLLOUTS, now=time.time()) as channel:
-        yield HandPeer(made.of(role), channel), hub
+async def peer(made: MadeRun, role: Role, at: Running) -> AsyncIterator[HandPeer]:
+    async with dial(at.address, made.of(role), purpose=Purpose.ROLLOUTS, now=time.time()) as channel:
+        yield HandPeer(made.of(role), channel)
+
+
+@pytest.fixture
+async def both(made: MadeRun, tmp_path: Path, database: str) -> AsyncIterator[tuple[Running, Running]]:
+    """Run a coordinator that leads and another that stands by."""
+    async with coordinator(made, tmp_path / "one", database) as one:
+        await one.leads()
+        async with coordinator(made, tmp_path / "other", database) as other:
+            await other.stands_by()
+            yield one, other
 
 
 async def refusal(call: Any) -> tuple[str, str]:
@@ -117,62 +127,51 @@ async def refusal(call: Any) -> tuple[str, str]:
 
 
 async def test_who_stands_by_refuses_every_call_and_says_who_leads(
-    made: MadeRun, tmp_path: Path, database: str
+    made: MadeRun, both: tuple[Running, Running]
 ) -> None:
-    async with coordinator(made, tmp_path / "one", database) as one:
-        await one.leads()
-        async with coordinator(made, tmp_path / "other", database) as other:
-            await other.stands_by()
-            assert not other.ready.is_set()
-            for each in (one, other):
-                assert known_members(each.state_dir / ENROLMENT_FILE) is None  # the database has them
-            async with peer(made, Role.SAMPLER, other) as (sampler, _):
-                reason, detail = await refusal(sampler.join())
-                assert reason == Reason.STANDBY
-                assert "this coordinator stands by" in detail
-                assert (await refusal(sampler.lease()))[0] == Reason.STANDBY
-                while one.address not in detail:
-                    _, detail = await refusal(sampler.join())
-        assert one.phases == []
-        assert not one.task.done()
+    one, other = both
+    assert not other.ready.is_set()
+    for each in both:
+        assert known_members(each.state_dir / ENROLMENT_FILE) is None  # the database has them
+    async with peer(made, Role.SAMPLER, other) as sampler:
+        reason, detail = await refusal(sampler.join())
+        assert reason == Reason.STANDBY
+        assert "this coordinator stands by" in detail
+        assert (await refusal(sampler.lease()))[0] == Reason.STANDBY
+        while one.address not in detail:
+            _, detail = await refusal(sampler.join())
+    assert one.phases == []
+    assert not one.task.done()
 
 
 async def test_groups_of_the_leader_that_stopped_are_delivered_by_the_next(
-    made: MadeRun, tmp_path: Path, database: str
+    made: MadeRun, both: tuple[Running, Running]
 ) -> None:
+    one, other = both
     async with (
-        coordinator(made, tmp_path / "one", database) as one,
-        peer(made, Role.LEARNER, one) as (learner, _),
-        peer(made, Role.SAMPLER, one) as (sampler, _),
+        peer(made, Role.LEARNER, one) as learner,
+        peer(made, Role.SAMPLER, one) as sampler,
+        peer(made, Role.LEARNER, other) as learner_again,
+        peer(made, Role.SAMPLER, other) as sampler_again,
     ):
-        await one.leads()
-        async with (
-            coordinator(made, tmp_path / "other", database) as other,
-            peer(made, Role.LEARNER, other) as (learner_again, _),
-            peer(made, Role.SAMPLER, other) as (sampler_again, _),
-        ):
-            await other.stands_by()
-            await learner.join()
-            drain = await learner.drain(credits=1)
-            await sampler.join()
-            delivered, kept = (await sampler.lease(2)).leases
-            for lease in (delivered, kept):
-                group = answer_to(lease, run_id=made.run_id)
-                answer = await sampler.hand_in(submission(group))
-                assert answer.verdict == common_pb2.VERDICT_SPOOLED
-            first = await drain.group()
-            one.stopping.set()
-            await other.leads()
-            await asyncio.wait({one.task})
-            await learner_again.join(held=common_pb2.PolicyVersion(number=0))
-            groups = await learner_again.groups(2)
-            assert {group.group_id for group in groups} == {delivered.lease_id, kept.lease_id}
-            assert first in {group.group_id for group in groups}
-            await sampler_again.join()
-            again = await sampler_again.hand_in(submission(answer_to(kept, run_id=made.run_id)))
-            assert again.verdict == common_pb2.VERDICT_DUPLICATE
-            (fresh,) = (await sampler_again.lease()).leases
-            assert fresh.lease_id not in (delivered.lease_id, kept.lease_id)
+        await learner.join()
+        drain = await learner.drain(credits=1)
+        await sampler.join()
+        delivered, kept = (await sampler.lease(2)).leases
+        for lease in (delivered, kept):
+            assert (await sampler.submit(lease)).verdict == common_pb2.VERDICT_SPOOLED
+        first = await drain.group()
+        one.stopping.set()
+        await other.leads()
+        await asyncio.wait({one.task})
+        await learner_again.join(held=common_pb2.PolicyVersion(number=0))
+        groups = await learner_again.groups(2)
+        assert {group.group_id for group in groups} == {delivered.lease_id, kept.lease_id}
+        assert first in {group.group_id for group in groups}
+        await sampler_again.join()
+        assert (await sampler_again.submit(kept)).verdict == common_pb2.VERDICT_DUPLICATE
+        (fresh,) = (await sampler_again.lease()).leases
+        assert fresh.lease_id not in (delivered.lease_id, kept.lease_id)
 
 
 async def test_a_leader_whose_session_is_ended_serves_nobody_any_more_and_ends_with_its_exit_code(
@@ -180,7 +179,7 @@ async def test_a_leader_whose_session_is_ended_serves_nobody_any_more_and_ends_w
 ) -> None:
     async with coordinator(made, tmp_path / "one", database) as one:
         await one.leads()
-        async with peer(made, Role.SAMPLER, one) as (sampler, _):
+        async with peer(made, Role.SAMPLER, one) as sampler:
             await sampler.join()
         with psycopg.connect(database, autocommit=True) as connection:
             connection.execute("UPDATE leadership SET epoch = epoch + 1")
@@ -190,35 +189,30 @@ async def test_a_leader_whose_session_is_ended_serves_nobody_any_more_and_ends_w
 
 
 async def test_a_peer_that_knows_both_finds_who_leads_before_and_after_a_takeover(
-    made: MadeRun, tmp_path: Path, database: str
+    made: MadeRun, both: tuple[Running, Running]
 ) -> None:
-    async with coordinator(made, tmp_path / "one", database) as one:
-        await one.leads()
-        async with coordinator(made, tmp_path / "other", database) as other:
-            await other.stands_by()
-            hub = Hub(f"{other.address},{one.address}")
-            channel = dial(hub, made.sampler, purpose=Purpose.CONTROL, now=time.time())
-            joins: list[str] = []
-            client = MembershipClient(
-                channel,
-                Member(made.run_id, Role.SAMPLER, layout_digest=LAYOUT, tokenizer_digest=TOKENIZER),
-                Uplink(SystemClock(), Backoff(lambda: 0.1), hub=hub),
-                reports=PeerReports(held=lambda: None, waits_for=str),
-                notices=Notices(),
-            )
-            stopping = asyncio.Event()
-            member = asyncio.create_task(
-                client.run(ready=lambda: joins.append(hub.address), stopping=stopping)
-            )
-            await until(lambda: bool(joins))
-            assert joins == [one.address]
-            one.stopping.set()
-            await other.leads()
-            await until(lambda: hub.address == other.address)
-            await client.heartbeats.next_answer()
-            stopping.set()
-            await member
-            await channel.close()
+    one, other = both
+    hub = Hub(f"{other.address},{one.address}")
+    channel = dial(hub, made.sampler, purpose=Purpose.CONTROL, now=time.time())
+    joins: list[str] = []
+    client = MembershipClient(
+        channel,
+        Member(made.run_id, Role.SAMPLER, layout_digest=LAYOUT, tokenizer_digest=TOKENIZER),
+        Uplink(SystemClock(), Backoff(lambda: 0.1), hub=hub),
+        reports=PeerReports(held=lambda: None, waits_for=str),
+        notices=Notices(),
+    )
+    stopping = asyncio.Event()
+    member = asyncio.create_task(client.run(ready=lambda: joins.append(hub.address), stopping=stopping))
+    await until(lambda: bool(joins))
+    assert joins == [one.address]
+    one.stopping.set()
+    await other.leads()
+    await until(lambda: hub.address == other.address)
+    await client.heartbeats.next_answer()
+    stopping.set()
+    await member
+    await channel.close()
 
 
 async def test_coordinators_of_one_hub_are_one_source_of_versions(made: MadeRun) -> None:
@@ -229,20 +223,15 @@ async def test_coordinators_of_one_hub_are_one_source_of_versions(made: MadeRun)
 
 
 async def test_who_was_revoked_under_the_leader_before_stays_out(
-    made: MadeRun, tmp_path: Path, database: str
+    made: MadeRun, both: tuple[Running, Running]
 ) -> None:
+    one, other = both
     revoked = Order(REVOKE, "sampler-1", order_id="1")
-    async with coordinator(made, tmp_path / "one", database) as one:
-        await one.leads()
-        async with coordinator(made, tmp_path / "other", database) as other:
-            await other.stands_by()
-            with pytest.raises(RefusedError) as error:
-                await give(other.state_dir, revoked)
-            assert error.value.reason is Reason.STANDBY
-            assert one.address in str(error.value)
-            await give(one.state_dir, revoked)
-            one.stopping.set()
-            await other.leads()
-            async with peer(made, Role.SAMPLER, other) as (sampler, _):
-                with pytest.raises(grpc.aio.AioRpcError, match="sampler-1 was revoked"):
-                    await sampler.join()
+    with refused(Reason.STANDBY, one.address):
+        await give(other.state_dir, revoked)
+    await give(one.state_dir, revoked)
+    one.stopping.set()
+    await other.leads()
+    async with peer(made, Role.SAMPLER, other) as sampler:
+        with pytest.raises(grpc.aio.AioRpcError, match="sampler-1 was revoked"):
+            await sampler.join()

@@ -1,12 +1,11 @@
 """A game of several turns: real coordinator, sampler, engine, graders; a learner by hand and a real one."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from node.exit_code import ExitCode
 from node.values.groups.rollout import Completion, Finish
@@ -15,16 +14,15 @@ from sampler.engines.torch.torch_engine import TorchEngine
 from support.guessing_task import Guessing, guessed
 from support.hub import running_hub
 from support.identity import MadeRun
-from support.learning import learn, trained
-from support.sampler import learning, sampling
-from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
+from support.learning import learn, steps_of, trained
+from support.sampler import sampled, sampling
+from support.tiny_model import VOCABULARY_SIZE
 from support.waiting import until
 
 STOP = list("abcdefghijklmnop")
 """So that a random model says something short."""
 
 SETTINGS = {"task": "game", "prompts": 10, "group_size": 4, "max_new_tokens": 40, "stop": STOP}
-TEMPLATE = "{% for m in messages %}{{ m.role[0] }} {{ m.content }} {% endfor %}-"
 
 
 def game(name: str = "Guessing") -> dict[str, str]:
@@ -45,11 +43,9 @@ def said_in(turn: str) -> str:
 async def test_the_learner_gets_whole_games_and_the_logprobs_of_what_was_drawn_in_them(
     made: MadeRun, base: TorchEngine, model_dir: Path
 ) -> None:
-    async with (
-        running_hub(made, **SETTINGS, max_staleness_versions=500) as hub,
-        learning(hub, base, model_dir) as learner,
-        sampling(made, hub.address, model_dir, custom_tasks=game()) as sampler,
-    ):
+    async with sampled(
+        made, base, model_dir, sampler={"custom_tasks": game()}, **SETTINGS, max_staleness_versions=500
+    ) as (_, learner, sampler):
         groups = await trained(await learner.drain(credits=1000), groups=12)
         turns = sampler.value("completion_turns_sum") / sampler.value("completion_turns_count")
         assert sampler.value("reply_seconds_count") > 0
@@ -81,38 +77,18 @@ def scored(model: Any, prompt: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
     return np.asarray(torch.log_softmax(logits, -1).gather(-1, ids[-len(token_ids) :, None])[:, 0].numpy())
 
 
-async def test_a_chat_goes_on_as_its_template_writes_it(made: MadeRun, tmp_path: Path) -> None:
-    chatty = make_tiny_model(tmp_path / "chatty", hidden=32, layers=1)
-    tokenizer = AutoTokenizer.from_pretrained(chatty)
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(chatty)
-    base = TorchEngine(chatty, device="cpu", compute_dtype=torch.float32, threads=1, seed=0)
-    async with (
-        running_hub(made, **SETTINGS, task_options={"is_chat": True}, max_staleness_versions=500) as hub,
-        learning(hub, base, chatty) as learner,
-        sampling(made, hub.address, chatty, custom_tasks=game()),
-    ):
-        groups = await trained(await learner.drain(credits=1000), groups=6)
-    replies = {
-        reply
-        for group in groups
-        for completion in group.completions
-        for reply in parts_of(completion, base)[1::2]
-    }
-    assert replies <= {" u  higher -", " u  lower -", " u  a number -"}
-    assert len(replies) > 1
-    assert {base.tokenizer.decode(group.prompt_token_ids) for group in groups} == {"u guess -"}
-
-
 async def test_a_reply_that_fails_costs_its_prompt_an_attempt_and_the_run_goes_on(
     made: MadeRun, base: TorchEngine, model_dir: Path
 ) -> None:
     """How else a reply fails, the tests of the pool of graders say."""
-    async with (
-        running_hub(made, **SETTINGS, max_staleness_versions=500) as hub,
-        learning(hub, base, model_dir) as learner,
-        sampling(made, hub.address, model_dir, custom_tasks=game("RepliesNothing")) as sampler,
-    ):
+    async with sampled(
+        made,
+        base,
+        model_dir,
+        sampler={"custom_tasks": game("RepliesNothing")},
+        **SETTINGS,
+        max_staleness_versions=500,
+    ) as (_, learner, sampler):
         groups = await trained(await learner.drain(credits=1000), groups=16)
         failed = sampler.value("prompt_faults_total", reason="grading_failed")
         assert failed == sampler.value("dropped_groups_total", reason="ungraded") >= 1
@@ -129,7 +105,7 @@ async def test_a_real_learner_trains_on_games(made: MadeRun, base: TorchEngine, 
         assert await learn(made, hub.address, model_dir, versions=3) is ExitCode.DRAINED
         await until(lambda: hub.metric("heterorl_coordinator_groups_total", verdict="trained") >= 6)
         assert hub.metric("heterorl_coordinator_groups_total", verdict="malformed") == 0
-    steps = list(map(json.loads, (made.directory / "learner" / "steps.jsonl").read_text().splitlines()))
+    steps = steps_of(made)
     assert [step["version"] for step in steps] == [1, 2, 3]
     for step in steps:
         assert step["tokens"] == 8 * step["grader_metrics"]["drawn"]

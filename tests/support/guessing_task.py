@@ -13,11 +13,8 @@ class Guessing:
     prompts = 10
     max_turns = 4
 
-    def __init__(self, is_chat: bool = False) -> None:
-        self._is_chat = is_chat
-
     def prompt(self, index: int, row: Any) -> Any:
-        return [{"role": "user", "content": "guess"}] if self._is_chat else "guess="
+        return "guess="
 
     def reply(self, index: int, row: Any, conversation: Sequence[Mapping[str, str]]) -> str | None:
         guess = guessed(conversation[-1]["content"])

@@ -1,7 +1,9 @@
 """Learners in the foreground of a test: a whole one, and one by hand."""
 
 import asyncio
+import json
 from pathlib import Path
+from typing import Any
 
 from learner import learner_role
 from learner.config import LearnerConfig
@@ -31,6 +33,18 @@ async def learn(
 
     async with asyncio.timeout(60):
         return await run_daemon([StartStage("learner", build)], drain_timeout_s=10, announce=lambda _: None)
+
+
+def steps_of(made: MadeRun) -> list[dict[str, Any]]:
+    """Return the lines that the learner wrote of its steps."""
+    lines = (made.directory / "learner" / "steps.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def has_learnt(made: MadeRun, *, versions: int) -> bool:
+    """Say whether rewards rose by a fifth over so many steps."""
+    rewards = [step["reward_mean"] for step in steps_of(made)]
+    return len(rewards) == versions and sum(rewards[-3:]) > sum(rewards[:3]) + 3 * 0.2
 
 
 async def trained(drain: HandDrain, *, groups: int) -> list[RolloutGroup]:

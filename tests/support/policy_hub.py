@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import pytest
 from prometheus_client import CollectorRegistry
 
 from heterorl.v1 import policy_pb2, policy_pb2_grpc
@@ -68,11 +69,9 @@ class WatchedServicer(PolicyServicer):
     Each frame travels alone. Asked in advance, it answers as ``pushes`` says.
     """
 
-    def __init__(
-        self, store: ArtifactStore, *, damage: Callable[[bytes], bytes] | None = None, **options: Any
-    ) -> None:
+    def __init__(self, store: ArtifactStore, **options: Any) -> None:
         super().__init__(store, batch_bytes=0, **options)
-        self._damage = damage
+        self.damage: Callable[[bytes], bytes] = lambda payload: payload
         self.pushes = Pushing.UNKNOWN
         self.awaited: list[int] = []
         """Version held by whoever asked for the next artifact, at each request."""
@@ -100,8 +99,7 @@ class WatchedServicer(PolicyServicer):
             yield answer
 
     def read(self, key: ArtifactKey, frames: Sequence[int], *, verifies: bool) -> bytes:
-        data = super().read(key, frames, verifies=verifies)
-        return data if self._damage is None else self._damage(data)
+        return self.damage(super().read(key, frames, verifies=verifies))
 
     async def AwaitArtifact(  # noqa: N802
         self, request: policy_pb2.AwaitArtifactRequest, context: Any
@@ -207,7 +205,6 @@ async def policy_hub(
     *,
     layout: Layout = LAYOUT,
     learner: Learner | None = None,
-    damage: Callable[[bytes], bytes] | None = None,
     listen: str = "127.0.0.1:0",
     bucket: Bucket | None = None,
     hold_s: Callable[[int], float] = lambda size_bytes: 60.0,
@@ -218,7 +215,7 @@ async def policy_hub(
     store = learner.store(directory, monotonic=clock.monotonic)
     registry = Registry()
     mirror = None if bucket is None else make_bucket_mirror(store, bucket, registry, hold_s)
-    servicer = WatchedServicer(store, metrics=registry.metrics, damage=damage, bucket=mirror)
+    servicer = WatchedServicer(store, metrics=registry.metrics, bucket=mirror)
     add = partial(policy_pb2_grpc.add_PolicyServiceServicer_to_server, servicer)
     async with serving(made, add, listen=listen) as served:
         hub = PolicyHub(made, store, servicer, served, learner, registry, mirror, clock)
@@ -231,3 +228,17 @@ async def policy_hub(
             finally:
                 stopping.set()
                 await hub.close()
+
+
+def policy_hub_fixture(layout: Layout = LAYOUT) -> Callable[..., AsyncIterator[PolicyHub]]:
+    """Return a fixture, a hub of versions, for a module of tests to give a name.
+
+    A test may ask for a layout of its own: ``parametrize(NAME, [LAYOUT], indirect=True)``.
+    """
+
+    @pytest.fixture
+    async def hub(made: MadeRun, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[PolicyHub]:
+        async with policy_hub(made, tmp_path / "hub", layout=getattr(request, "param", layout)) as hub:
+            yield hub
+
+    return hub

@@ -2,10 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -15,13 +16,14 @@ from heterorl.v1 import common_pb2
 from node.exit_code import ExitCode
 from node.process.daemon import StartStage, run_daemon
 from node.process.role_context import RoleContext, load_build
+from node.system.waits import run_until
 from node.text.text_rules import TextRules
 from node.text.tokenizer import tokenizer_digest
 from node.values.roles import Role
 from sampler.config import SamplerConfig, VerifierConfig
 from sampler.engines.torch.torch_engine import TorchEngine
 from sampler.engines.words.model_words import frame_digests
-from support.hub import HandPeer, RunningHub
+from support.hub import HandPeer, RunningHub, running_hub
 from support.identity import MadeRun
 from support.model_words import words_of
 from support.roles import role_context
@@ -77,6 +79,24 @@ async def verifying(
 
 
 @asynccontextmanager
+async def sampled(
+    made: MadeRun,
+    base: TorchEngine,
+    model_dir: Path,
+    *,
+    sampler: Mapping[str, Any] = MappingProxyType({}),
+    **settings: Any,
+) -> AsyncIterator[tuple[RunningHub, HandPeer, RunningPeer]]:
+    """Run a coordinator with these settings, its learner by hand, and a whole sampler."""
+    async with (
+        running_hub(made, **settings) as hub,
+        learning(hub, base, model_dir) as learner,
+        sampling(made, hub.address, model_dir, **sampler) as running,
+    ):
+        yield hub, learner, running
+
+
+@asynccontextmanager
 async def _running(context: RoleContext) -> AsyncIterator["RunningPeer"]:
     stop = asyncio.Event()
 
@@ -85,6 +105,9 @@ async def _running(context: RoleContext) -> AsyncIterator["RunningPeer"]:
 
         async def run(self, *, ready: Any, stopping: asyncio.Event) -> None:
             ready()
+            await run_until(stopping, self._told())
+
+        async def _told(self) -> None:
             await stop.wait()
 
     async def build() -> list[Any]:
