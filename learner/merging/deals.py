@@ -165,13 +165,13 @@ class Deals:
         hand = self._hands[name]
         hand.credits = min(hand.credits + groups, self._rules.capacity_groups)
 
-    def taker(self, *, now: float) -> str | None:
-        """Return who is dealt the next batch: of those that ask for one, who has been without the longest.
+    def takers(self, *, now: float) -> list[str]:
+        """Return who asks for a batch; first the one that has been without the longest.
 
         By the groups that each has, one with a part of a contribution would come after all that have just
         handed theirs in, each time.
         """
-        return min(self.asking(now=now), key=lambda name: (self._hands[name].newest_deal, name), default=None)
+        return sorted(self.asking(now=now), key=lambda name: (self._hands[name].newest_deal, name))
 
     def asking(self, *, now: float) -> frozenset[str]:
         """Return the contributors that have room, and a share left, for a batch."""
@@ -272,7 +272,7 @@ class Deals:
         return frozenset(name for name in self._hands if name in claim or held[name] >= least)
 
     def next_event_s(self, *, now: float) -> float | None:
-        """Return when ``taker`` or ``expire`` may have another answer by time alone; None: never."""
+        """Return when ``takers`` or ``expire`` may have another answer by time alone; None: never."""
         times = [
             hand.gone_since_s + self._rules.member_timeout_s
             for name, hand in self._hands.items()

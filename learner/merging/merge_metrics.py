@@ -34,6 +34,11 @@ class MergeMetrics:
             "contributor",
             "outcome",
         )
+        self.doubted_groups = new.counter(
+            "doubted_groups",
+            "Groups that a contributor alone says taught nothing, dealt to others.",
+            "contributor",
+        )
         self.received_bytes = new.counter("contribution_bytes", "Bytes of payloads received.", "contributor")
 
     def show_round(self, age_s: float, *, late: Collection[str]) -> None:

@@ -9,7 +9,7 @@ A group is told of once the version that its contribution made is in the journal
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -18,12 +18,13 @@ from learner.intake.trained_slots import doubled
 from learner.merging.changes.coder import change_limit_bytes
 from learner.merging.contributor_streams import ContributorStreams
 from learner.merging.deals import DealRules, Deals
+from learner.merging.doubts import Doubts
 from learner.merging.formulas.fragments import Fragments
-from learner.merging.handed_in import HandedIn, report_objection
-from learner.merging.outer_optimizer import norm_of_change
+from learner.merging.handed_in import HandedIn
 from learner.merging.rounds import Added, Awaited, Rounds, Unfit
 from learner.metrics import Instruments
 from learner.step_settings import StepSettings
+from learner.training.contribution_check import check_contribution
 from learner.training.coordinator import Coordinator
 from learner.training.group_intake import GroupIntake
 from learner.training.step_records import StepRecords
@@ -91,6 +92,7 @@ class MergeTaker:
             )
         now = self._clock.monotonic()
         self._deals, self._rounds = Deals(rules, now=now), Rounds(self._settings, now=now)
+        self._doubts = Doubts(most_groups=self._capacity_groups)
         self._awaited = Awaited()
         shapes = {name: one.shape for name, one in state.policy.parameters.items()}
         self._show_rates()
@@ -151,14 +153,22 @@ class MergeTaker:
         return bool(names) and await self._merge([self._handed_in[name] for name in names])
 
     def _deal(self) -> None:
-        while (name := self._deals.taker(now=self._clock.monotonic())) is not None:
-            batch = self._intake.next_batch(self._batch_groups, task_digest=self._coordinator.task_digest)
-            if not batch:
-                return
+        while any(self._deal_batch(name) for name in self._deals.takers(now=self._clock.monotonic())):
+            pass
+
+    def _deal_batch(self, name: str) -> bool:
+        """Deal a batch to a contributor; return whether there was one for it."""
+        batch = self._intake.next_batch(
+            self._batch_groups,
+            task_digest=self._coordinator.task_digest,
+            is_wanted=partial(self._doubts.may_have, name, present=self._deals.contributors),
+        )
+        if batch:
             self._deals.deal(name, batch)
             self._streams.deal(name, map(source_of, batch))
             ids = [group.group_id for group in batch]
             logger.debug("batch dealt", extra={"contributor": name, "group_ids": ids})
+        return bool(batch)
 
     async def _look_at_contributions(self) -> None:
         for name, sent in list(self._streams.pending.items()):
@@ -184,28 +194,21 @@ class MergeTaker:
             self._buffer.put_back(self._deals.give_back(name, passed_over))
             self._streams.take_back(name, passed_over)
         groups = self._deals.hand_in(name, one.group_ids)
-        one = self._handed_in[name] = one.counted(groups)
+        one = one.counted(groups)
+        check = partial(
+            check_contribution,
+            merge=self._settings,
+            fragments=self._fragments,
+            batch_groups=self._batch_groups,
+        )
         try:
-            norm = await self._thread.do(lambda: self._checked_norm(one, groups))
+            checked = await self._thread.do(lambda: check(one, groups, self._state))
         except ValueError as error:
             self._refuse(one, str(error), outcome="broken")
             return
-        self._metrics.change_norm.labels(name).set(norm)
-        self._rounds.add(Added(name, one.contribution.base_version, norm))
-
-    def _checked_norm(self, one: HandedIn, groups: Mapping[str, RolloutGroup]) -> float:
-        """Return the norm of a change. Raises ValueError: the report is untrue, or the change broken."""
-        if why := report_objection(one, groups, version=self._state.version):
-            raise ValueError(why)
-        if not (payload := one.contribution.payload):
-            return 0.0
-        return norm_of_change(
-            payload,
-            self._settings,
-            self._state.policy.parameters,
-            due=self._fragments.due_names(one.contribution.base_version),
-            words_before=self._state.trainer.words_before,
-        )
+        self._handed_in[name] = replace(one, disputed=checked.disputed)
+        self._metrics.change_norm.labels(name).set(checked.norm)
+        self._rounds.add(Added(name, one.contribution.base_version, checked.norm))
 
     def _unfit(self) -> dict[str, Unfit]:
         """Return the contributions that can no longer be merged, and why."""
@@ -255,14 +258,28 @@ class MergeTaker:
             trained = [groups[one.group_id] for one in taken.line.groups]
             if not await self._records.keep(taken, trained):
                 return False
-        if idle := [groups[told.group_id] for one in handed_in for told in one.report.uninformative]:
+        doubted = self._doubted(handed_in)
+        told = [group.group_id for one in handed_in for group in one.report.uninformative]
+        if idle := [groups[group_id] for group_id in told if group_id not in doubted]:
             nothing = taught_nothing(idle, version=self._state.version, at_s=self._clock.now())
             if not await self._records.keep(nothing, idle):
                 return False
-        self._end_round(handed_in, groups)
+        told = [group.group_id for one in handed_in for group in one.report.not_finite]
+        not_finite = [groups[group_id] for group_id in told if group_id not in doubted]
+        self._records.refuse(not_finite, verdict=Verdict.UNINFORMATIVE)
+        self._end_round(handed_in, doubted)
         if is_version:
             self._show_rates()
         return is_version
+
+    def _doubted(self, handed_in: list[HandedIn]) -> frozenset[str]:
+        """Return the groups that taught nothing by the word of a contributor that is not believed."""
+        present, doubted = self._deals.contributors, frozenset[str]()
+        for one in handed_in:
+            own = self._doubts.doubted(one.contributor, one.disputed, present=present)
+            self._metrics.doubted_groups.labels(one.contributor).inc(len(own))
+            doubted |= own
+        return doubted
 
     def _show_rates(self) -> None:
         """Show the rates of the next merge, and what the newest one says of them."""
@@ -275,18 +292,17 @@ class MergeTaker:
             about = {"norm": rates.newest_norm, "outer_rate": rates.lowered}
             logger.error("merged changes grow as in divergence: the outer rate is lowered", extra=about)
 
-    def _end_round(self, handed_in: list[HandedIn], groups: dict[str, RolloutGroup]) -> None:
-        """Answer contributors, and consume groups of which no gradient was finite."""
-        not_finite = [groups[g.group_id] for one in handed_in for g in one.report.not_finite]
-        self._records.refuse(not_finite, verdict=Verdict.UNINFORMATIVE)
+    def _end_round(self, handed_in: list[HandedIn], doubted: frozenset[str]) -> None:
+        """Answer contributors, and forget their groups but those that are dealt to others."""
         for one in handed_in:
-            del self._handed_in[one.contributor]
-            self._deals.consumed(one.contributor, one.group_ids)
-            merged = replace(one.contributed, version=self._state.version)
-            self._streams.answer(one.contributor, merged)
-            self._metrics.contributions.labels(
-                one.contributor, "merged" if one.report.steps else "empty"
-            ).inc()
+            name = one.contributor
+            del self._handed_in[name]
+            self._buffer.put_back(self._deals.give_back(name, doubted))
+            self._deals.consumed(name, one.group_ids)
+            self._doubts.consumed(frozenset(one.group_ids) - doubted)
+            self._streams.answer(name, replace(one.contributed, version=self._state.version))
+            outcome = "merged" if one.report.steps else "empty"
+            self._metrics.contributions.labels(name, outcome).inc()
         self._rounds.merged([one.contributor for one in handed_in], now=self._clock.monotonic())
 
     def _terms(self) -> MergeTerms:

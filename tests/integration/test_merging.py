@@ -386,6 +386,27 @@ async def test_a_contributors_word_that_a_gradient_was_not_finite_is_held_agains
             await hub.wait_until(lambda: hub.verdicts_of("1.1") == hub.verdicts_of("2.1") == told)
 
 
+async def test_groups_that_only_one_says_taught_nothing_are_trained_on_by_another(
+    start: Start, model_dir: Path
+) -> None:
+    async with start(merge=EXACT) as merging:
+        await served(merging)
+        async with contributor(merging, model_dir, "a") as a, contributor(merging, model_dir, "b") as b:
+            await merging.give("1.1", "2.1", "3.1", "4.1")
+            own = await a.batch(BATCH)
+            report = json.loads(a.trained([own])[0].contribution.report)
+            report["uninformative"] = report["steps"].pop()["groups"]
+            await a.say(*a.contribution(json.dumps(report).encode(), b""))
+            await b.say(*b.trained([await b.batch(BATCH)]))
+            for one in (a, b):
+                assert (await one.heard_of("answer")).merged_version == 1
+            assert {one.group_id for one in await b.batch(BATCH)} == {one.group_id for one in own}
+            await b.say(*b.trained([list(b.held.values())]))
+            assert (await b.heard_of("answer")).merged_version == 2
+            assert merging.shown("doubted_groups_total", contributor="a") == BATCH
+        await until(lambda: len(merging.hub.trained_group_ids) == 4)
+
+
 async def test_rounds_of_solved_groups_alone_end_a_run_at_its_goal(start: Start, model_dir: Path) -> None:
     async with start(merge=EXACT, stop_at_reward=1.0, stop_window_versions=2) as merging:
         await served(merging)

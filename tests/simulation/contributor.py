@@ -275,6 +275,10 @@ class _Trainer:
                 payload = payload[:-1]
             case 4:
                 version += 1000
+        if lie is not None and number % 3 == 0:
+            report, payload = ContributionReport((), tuple(report.groups)), b""
+        idle = (*report.uninformative, *report.not_finite)
+        self._contributor.witness.said_nothing(self._contributor.name, (one.group_id for one in idle))
         return Contribution.of(number, version, report.to_json(), payload), report
 
     def adopt(self, version: int, *, is_refused: bool) -> None:

@@ -270,6 +270,12 @@ class SimulatedLearner:
         self._outstanding.judged(judged)
         self._owed.set()
 
+    def passed_over(self, groups: Sequence[RolloutGroup], *, contributors: int) -> None:
+        """Consume groups that taught contributors nothing."""
+        for group in groups:
+            self._witness.passed_over(group, contributors=contributors)
+            self.judged(GroupVerdict(group.group_id, Verdict.UNINFORMATIVE))
+
     async def _train(self) -> None:
         while True:
             if self.is_stalled or not await self._advance():
@@ -297,7 +303,13 @@ class SimulatedLearner:
         await self.keep(StepRecord(self.version + 1, names, ages), batch, ())
         return True
 
-    def next_batch(self, groups: int, *, task_digest: bytes | None) -> tuple[RolloutGroup, ...]:
+    def next_batch(
+        self,
+        groups: int,
+        *,
+        task_digest: bytes | None,
+        is_wanted: Callable[[str], bool] = lambda _: True,
+    ) -> tuple[RolloutGroup, ...]:
         """Evict what cannot be trained on any more, and take a batch."""
         for _, judged in self._buffer.evict(
             version=self.version,
@@ -307,7 +319,7 @@ class SimulatedLearner:
             trained_group_ids=self.trained_slots,
         ):
             self.judged(judged)
-        batch = self._buffer.take_batch(groups)
+        batch = self._buffer.take_batch(groups, is_wanted=is_wanted)
         self._witness.batched(batch, version=self.version)
         return batch
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, Protocol
@@ -32,7 +33,7 @@ from node.identity.peer import Peer
 from node.rpc.call_ends import ConnectionLost
 from node.serving.merge_servicer import MergeServicer
 from node.values.groups.rollout import RolloutGroup
-from node.values.groups.verdict import GroupVerdict, Verdict
+from node.values.groups.verdict import Verdict
 from node.values.run import StepRecord
 from simulation.faults import Plan
 from simulation.hub import LAYOUT, root_of
@@ -54,7 +55,9 @@ class Account(Protocol):
     @property
     def trained_slots(self) -> TrainedSlots: ...
 
-    def next_batch(self, groups: int, *, task_digest: bytes | None) -> tuple[RolloutGroup, ...]:
+    def next_batch(
+        self, groups: int, *, task_digest: bytes | None, is_wanted: Callable[[str], bool]
+    ) -> tuple[RolloutGroup, ...]:
         """Evict what cannot be trained on any more, and take a batch."""
 
     async def keep(
@@ -62,8 +65,8 @@ class Account(Protocol):
     ) -> None:
         """Put a step into the journal, then tell of it."""
 
-    def judged(self, judged: GroupVerdict) -> None:
-        """Note and tell what became of a group."""
+    def passed_over(self, groups: Sequence[RolloutGroup], *, contributors: int) -> None:
+        """Consume groups without a step, at so many connected contributors."""
 
 
 def learner_config(plan: Plan) -> LearnerConfig:
@@ -129,10 +132,12 @@ class _Records:
 
     def __init__(self, account: Account) -> None:
         self._account = account
+        self.contributors = 0
+        """Connected."""
 
     async def keep(self, taken: _Merge | StepTaken, batch: Sequence[RolloutGroup]) -> bool:
         if isinstance(taken, StepTaken):
-            self._consume(batch)
+            self._account.passed_over(batch, contributors=self.contributors)
             return True
         names = tuple(group.group_id for group in batch)
         ages = tuple(self._account.version - group.oldest_version for group in batch)
@@ -141,13 +146,9 @@ class _Records:
         await self._account.keep(record, tuple(batch), merged)
         return True
 
-    def _consume(self, groups: Sequence[RolloutGroup]) -> None:
-        for group in groups:
-            self._account.judged(GroupVerdict(group.group_id, Verdict.UNINFORMATIVE))
-
     def refuse(self, groups: Sequence[RolloutGroup], *, verdict: Verdict) -> None:
-        for group in groups:
-            self._account.judged(GroupVerdict(group.group_id, verdict, "not finite"))
+        assert verdict is Verdict.UNINFORMATIVE
+        self._account.passed_over(groups, contributors=self.contributors)
 
 
 class _Drain:
@@ -183,6 +184,8 @@ class Merging:
         reached: Counter[str],
     ) -> None:
         metrics: Any = Instruments(reached)
+        records: Any = _Records(account)
+        metrics.contributors = SimpleNamespace(set=partial(setattr, records, "contributors"))
         self.servicer = MergeServicer(root_of(0), LAYOUT)
         parts: dict[str, Any] = {
             "coordinator": account,
@@ -193,7 +196,6 @@ class Merging:
             "instruments": SimpleNamespace(clock=clock, metrics=SimpleNamespace(merging=metrics)),
         }
         state: Any = _State(plan, account, merged)
-        records: Any = _Records(account)
         run: Any = SimpleNamespace(
             batch_groups=plan.batch_groups, max_staleness_versions=plan.max_staleness_versions
         )
