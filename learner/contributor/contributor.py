@@ -31,7 +31,7 @@ from node.clients.contributions.contribute_stream import (
     contribute_stream,
     say_goodbye,
 )
-from node.errors import RefusedError
+from node.errors import Reason, RefusedError
 from node.rpc.call_ends import ConnectionLost
 from node.system.backoff import CONTRIBUTOR_BACKOFF_CAP_S, Backoff
 from node.system.clock import Clock
@@ -148,6 +148,10 @@ class Contributor:
     def lost(self) -> None:
         """Note that a stream was lost."""
         self._metrics.lost_streams.inc()
+
+    def refused(self, reason: Reason) -> None:
+        """Note that a stream was refused, for now."""
+        self._metrics.refused_streams.labels(reason).inc()
 
     def _hello(self, held_group_ids: tuple[str, ...]) -> ContributorHello:
         return ContributorHello(self._layout_digest, self._base_root, held_group_ids)

@@ -30,7 +30,7 @@ class MergeMetrics:
         )
         self.contributions = new.counter(
             "contributions",
-            "Contributions by what became of them: merged, empty, late, groups, broken, norm.",
+            "Contributions by what became of them: merged, empty, late, groups, broken, norm, revoked.",
             "contributor",
             "outcome",
         )

@@ -7,7 +7,6 @@
 A group is told of once the version that its contribution made is in the journal.
 """
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,24 +16,23 @@ from learner.intake.batch_buffer import BatchBuffer
 from learner.intake.trained_slots import doubled
 from learner.merging.changes.coder import change_limit_bytes
 from learner.merging.contributor_streams import ContributorStreams
-from learner.merging.deals import DealRules, Deals
+from learner.merging.deals import Deals
 from learner.merging.doubts import Doubts
 from learner.merging.formulas.fragments import Fragments
 from learner.merging.handed_in import HandedIn
 from learner.merging.rounds import Added, Awaited, Rounds, Unfit
 from learner.metrics import Instruments
-from learner.step_settings import StepSettings
 from learner.training.contribution_check import check_contribution
 from learner.training.coordinator import Coordinator
 from learner.training.group_intake import GroupIntake
+from learner.training.merge_rules import deal_rules, merge_terms
 from learner.training.step_records import StepRecords
 from learner.training.step_taken import taught_nothing
 from learner.training.training_state import TrainingState
 from learner.training.work_thread import WorkThread
 from node.clients.rollouts.rollout_drain import RolloutDrain
-from node.errors import Reason, RefusedError, StartupError
+from node.errors import Reason, RefusedError
 from node.serving.merge_servicer import MergeServicer
-from node.values.contribution import MergeTerms
 from node.values.groups.rollout import RolloutGroup
 from node.values.groups.verdict import Verdict
 from node.values.run import RunSettings
@@ -71,28 +69,11 @@ class MergeTaker:
         self._coordinator, self._buffer, self._intake = coordinator, buffer, intake
         self._drain, self._thread, self._clock = drain, thread, instruments.clock
         self._metrics = instruments.metrics.merging
-        self._settings = config.of_merge
-        self._batch_groups = run.batch_groups
-        self._capacity_groups = state.config.buffer_groups
-        rules = DealRules(
-            run.batch_groups,
-            config.local_steps,
-            self._capacity_groups,
-            member_timeout_s=config.member_timeout_s,
-            quorum=config.quorum,
-            max_staleness_versions=run.max_staleness_versions,
-            restart_wait_s=config.restart_wait_s,
-        )
-        if rules.most_contributors == 0:
-            raise StartupError(
-                f"learner.buffer_groups = {self._capacity_groups} never fills a contribution of "
-                f"{config.local_steps} steps of {run.batch_groups} groups",
-                fix=f"Set learner.buffer_groups to {rules.hand_groups} times the number of contributors, or "
-                "learner.merge.local_steps lower",
-            )
+        self._settings, self._rules = config.of_merge, deal_rules(state.config, run)
+        self._revocations = servicer.revocations
         now = self._clock.monotonic()
-        self._deals, self._rounds = Deals(rules, now=now), Rounds(self._settings, now=now)
-        self._doubts = Doubts(most_groups=self._capacity_groups)
+        self._deals, self._rounds = Deals(self._rules, now=now), Rounds(self._settings, now=now)
+        self._doubts = Doubts(most_groups=self._rules.capacity_groups)
         self._awaited = Awaited()
         shapes = {name: one.shape for name, one in state.policy.parameters.items()}
         self._show_rates()
@@ -102,7 +83,7 @@ class MergeTaker:
         """By contributor: read, and without an answer."""
         self._streams = servicer.desk = ContributorStreams(
             self._deals,
-            self._terms(),
+            merge_terms(state.config, self._rules),
             was_trained=lambda group_id: group_id in state.trained_slots,
             merged=state.progress.contributed,
             payload_limit=change_limit_bytes(self._settings, shapes),
@@ -132,18 +113,23 @@ class MergeTaker:
             TrainingError: as ``TrainingState.take_merge``.
         """
         now = self._clock.monotonic()
-        self._streams.change_terms(self._terms())
+        self._streams.change_terms(merge_terms(self._state.config, self._rules))
         returned, self._streams.returned = self._streams.returned, []
-        self._buffer.put_back([*returned, *self._deals.expire(now=now)])
+        self._buffer.put_back(returned)
         for group in self._buffer.take_if(self._deals.is_claimed):
             # Sent again: who has it ignores it, and who only claims it has no room for it, and must say so.
             self._streams.deal(self._deals.found(group), [source_of(group)])
         self._deal()
         await self._look_at_contributions()
+        # Only now: what has come counts, however long its sender has been gone.
+        if gone := self._deals.expire(now=now):
+            self._buffer.put_back(gone)
+            self._drain.wake()
+        self._shut_out()
         for name, why in self._unfit().items():
             self._refuse(self._handed_in[name], why.detail, outcome=why.outcome)
         held = self._deals.held_groups + len(self._buffer)
-        waited_for = self._deals.waited_for(has_room=held < self._capacity_groups)
+        waited_for = self._deals.waited_for(has_room=held < self._rules.capacity_groups)
         self._awaited = Awaited.of(
             waited_for, here=self._handed_in.keys(), asking=self._deals.asking(now=now)
         )
@@ -159,7 +145,7 @@ class MergeTaker:
     def _deal_batch(self, name: str) -> bool:
         """Deal a batch to a contributor; return whether there was one for it."""
         batch = self._intake.next_batch(
-            self._batch_groups,
+            self._rules.batch_groups,
             task_digest=self._coordinator.task_digest,
             is_wanted=partial(self._doubts.may_have, name, present=self._deals.contributors),
         )
@@ -199,7 +185,7 @@ class MergeTaker:
             check_contribution,
             merge=self._settings,
             fragments=self._fragments,
-            batch_groups=self._batch_groups,
+            batch_groups=self._rules.batch_groups,
         )
         try:
             checked = await self._thread.do(lambda: check(one, groups, self._state))
@@ -208,7 +194,19 @@ class MergeTaker:
             return
         self._handed_in[name] = replace(one, disputed=checked.disputed)
         self._metrics.change_norm.labels(name).set(checked.norm)
-        self._rounds.add(Added(name, one.contribution.base_version, checked.norm))
+        is_whole = len(one.group_ids) >= self._rules.hand_groups
+        self._rounds.add(Added(name, one.contribution.base_version, checked.norm, is_whole))
+
+    def _shut_out(self) -> None:
+        """Forget contributors that were revoked, and what they handed in; deal all of their groups again."""
+        for name in filter(self._revocations.is_revoked, self._deals.known):
+            self._handed_in.pop(name, None)
+            if name in self._rounds:
+                self._rounds.remove(name)
+            if self._streams.shut_out(name):
+                self._metrics.contributions.labels(name, "revoked").inc()
+            self._buffer.put_back(self._deals.forget(name))
+            logger.warning("contributor revoked, its groups are dealt again", extra={"contributor": name})
 
     def _unfit(self) -> dict[str, Unfit]:
         """Return the contributions that can no longer be merged, and why."""
@@ -304,11 +302,3 @@ class MergeTaker:
             outcome = "merged" if one.report.steps else "empty"
             self._metrics.contributions.labels(name, outcome).inc()
         self._rounds.merged([one.contributor for one in handed_in], now=self._clock.monotonic())
-
-    def _terms(self) -> MergeTerms:
-        step = StepSettings.of(self._state.config).model_dump()
-        return MergeTerms(
-            step_settings=json.dumps(step).encode(),
-            merge_settings=json.dumps(self._settings.model_dump()).encode(),
-            batch_groups=self._batch_groups,
-        )

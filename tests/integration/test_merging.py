@@ -248,6 +248,30 @@ async def test_the_groups_of_a_contributor_that_is_gone_are_dealt_to_another(
             await a.disconnect()
 
 
+async def test_a_contribution_of_a_contributor_that_was_revoked_is_not_merged_and_others_get_its_groups(
+    start: Start, model_dir: Path
+) -> None:
+    async with start(merge=EXACT) as merging:
+        await served(merging)
+        async with (
+            contributor(merging, model_dir, "a", credit=BATCH) as a,
+            contributor(merging, model_dir, "b") as b,
+        ):
+            await merging.give("1.1", "2.1", "3.1", "4.1")
+            await a.say(*a.trained([await a.batch(BATCH)]))
+            await b.batch(BATCH)
+            await until(lambda: merging.shown("change_norm", contributor="a") is not None)
+            merging.revoked.add("a")
+            with refused(Reason.REVOKED, "a"):
+                await a.heard_of("answer")
+            await b.batch(2 * BATCH)
+            for version in (1, 2):
+                await b.say(*b.trained([await b.batch(BATCH)]))
+                assert (await b.heard_of("answer")).merged_version == version
+            assert merging.shown("contributions_total", contributor="a", outcome="revoked") == 1
+        await until(lambda: len(merging.hub.trained_group_ids) == 4)
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 async def test_a_learner_killed_after_the_record_comes_back_with_the_same_root_and_the_same_answer(
     start: Start, model_dir: Path, tmp_path: Path, momentum: float
