@@ -126,6 +126,8 @@ class SimulatedContributor:
         try:
             await self._contributor.run(ready=lambda: None, stopping=self._stopping)
         except RefusedError as refused:
+            if refused.reason is Reason.REVOKED:
+                return
             if refused.reason is not Reason.DUPLICATE:
                 self.witness.violated(f"{self.name} is refused for good: {refused}")
             self._replaced(self)
@@ -253,9 +255,6 @@ class _Trainer:
         assert self._terms is not None
         steps, lie = tuple(self._steps), self._draw.randrange(5) if self._contributor.lies else None
         report = ContributionReport(steps, tuple(self._uninformative), tuple(self._not_finite), norm=1.0)
-        # Those that taught nothing are told of after the version, or trained on again.
-        trained_on = tuple(one.group_id for step in steps for one in step.groups)
-        self._contributor.witness.handed_in(self._contributor.name, number, trained_on)
         self._steps, self._uninformative, self._not_finite = [], [], []
         payload, size = b"", 1e9 if lie == 0 else 1.0
         if steps:
@@ -277,6 +276,9 @@ class _Trainer:
                 version += 1000
         if lie is not None and number % 3 == 0:
             report, payload = ContributionReport((), tuple(report.groups)), b""
+        # Those that taught nothing are told of after the version, or trained on again.
+        trained_on = tuple(one.group_id for step in report.steps for one in step.groups)
+        self._contributor.witness.handed_in(self._contributor.name, number, trained_on)
         idle = (*report.uninformative, *report.not_finite)
         self._contributor.witness.said_nothing(self._contributor.name, (one.group_id for one in idle))
         return Contribution.of(number, version, report.to_json(), payload), report

@@ -66,6 +66,8 @@ class LearnerDisk:
     """Steps, each with the newest version that had been acknowledged by then."""
     contributed: dict[str, Contributed] = field(default_factory=dict)
     """In the journal, too: the newest contribution of each contributor that was merged."""
+    revoked: set[str] = field(default_factory=set)
+    """Contributors that are shut out, as the coordinator has said."""
     shelf: Shelf = field(default_factory=Shelf)
     """The versions that were published."""
     is_full: bool = False
@@ -138,6 +140,7 @@ class SimulatedLearner:
                 plan,
                 self,
                 disk.contributed,
+                disk.revoked,
                 buffer=self._buffer,
                 drain=self._outstanding,
                 wake=self._arrived.set,

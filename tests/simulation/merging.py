@@ -8,7 +8,7 @@ Tensors, journal and threads have stand-ins.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -28,8 +28,9 @@ from learner.merging.outer_rates import OuterRates
 from learner.training.merge_taker import MergeTaker
 from learner.training.step_taken import StepTaken, merged_outcome
 from node.clients.rollouts.outstanding_rollouts import OutstandingRollouts
-from node.errors import RefusedError
+from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
+from node.identity.revocation import RevocationList
 from node.rpc.call_ends import ConnectionLost
 from node.serving.merge_servicer import MergeServicer
 from node.values.groups.rollout import RolloutGroup
@@ -92,7 +93,13 @@ class _Merge:
 class _State:
     """``TrainingState``, as far as a merge needs it."""
 
-    def __init__(self, plan: Plan, account: Account, merged: Mapping[str, Contributed]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        account: Account,
+        merged: Mapping[str, Contributed],
+        revoked: Collection[str],
+    ) -> None:
         self.config = learner_config(plan)
         self.policy = SimpleNamespace(
             parameters={name: torch.full(size, 10.0) for name, size in SHAPES.items()}
@@ -103,6 +110,7 @@ class _State:
         self.trainer = SimpleNamespace(words_before=None)
         self.merged = Merged()
         self._account = account
+        self._revoked = revoked
 
     @property
     def version(self) -> int:
@@ -116,6 +124,7 @@ class _State:
         self, handed_in: Sequence[HandedIn], groups: Mapping[str, RolloutGroup], **_: object
     ) -> _Merge:
         assert self.config.merge is not None
+        assert not {one.contributor for one in handed_in}.intersection(self._revoked)
         settings = self.config.merge.of_merge
         batch, outcome, _observed = merged_outcome(handed_in, groups, version=self.version, settings=settings)
         assert outcome.is_applied
@@ -176,6 +185,7 @@ class Merging:
         plan: Plan,
         account: Account,
         merged: Mapping[str, Contributed],
+        revoked: Collection[str],
         *,
         buffer: BatchBuffer,
         drain: OutstandingRollouts,
@@ -186,7 +196,7 @@ class Merging:
         metrics: Any = Instruments(reached)
         records: Any = _Records(account)
         metrics.contributors = SimpleNamespace(set=partial(setattr, records, "contributors"))
-        self.servicer = MergeServicer(root_of(0), LAYOUT)
+        self.servicer = MergeServicer(root_of(0), LAYOUT, RevocationList(lambda: revoked))
         parts: dict[str, Any] = {
             "coordinator": account,
             "buffer": buffer,
@@ -195,7 +205,7 @@ class Merging:
             "thread": _Thread(),
             "instruments": SimpleNamespace(clock=clock, metrics=SimpleNamespace(merging=metrics)),
         }
-        state: Any = _State(plan, account, merged)
+        state: Any = _State(plan, account, merged, revoked)
         run: Any = SimpleNamespace(
             batch_groups=plan.batch_groups, max_staleness_versions=plan.max_staleness_versions
         )
@@ -205,6 +215,8 @@ class Merging:
         """Serve a contributor's stream until it ends."""
         context: Any = _Context(peer)
         try:
+            if self.servicer.revocations.is_revoked(peer.node_id):
+                raise RefusedError(Reason.REVOKED, f"{peer.node_id} was revoked")
             async with aclosing(self.servicer.Contribute(_messages(said), context)) as responses:  # type: ignore[type-var]
                 async for response in responses:
                     told.send(response)
