@@ -1,4 +1,4 @@
-"""What the learner finds out about a contribution by itself, from the groups that it dealt. Blocking."""
+"""Checks a contribution against the groups that the learner dealt, and its own masters. Blocking."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from node.values.groups.rollout import RolloutGroup
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedContribution:
     """A contribution to which there is no objection."""
 
     norm: float
@@ -31,7 +31,7 @@ def check_contribution(
     merge: MergeSettings,
     fragments: Fragments,
     batch_groups: int,
-) -> Checked:
+) -> CheckedContribution:
     """Measure a contribution's change, and look at the groups that it says taught nothing.
 
     Args:
@@ -56,7 +56,7 @@ def check_contribution(
     disputed = {told.group_id for told in one.report.not_finite}
     for start in range(0, len(idle), batch_groups):
         disputed.update(_teaching(idle[start : start + batch_groups], step, version=state.version))
-    return Checked(norm, frozenset(disputed))
+    return CheckedContribution(norm, frozenset(disputed))
 
 
 def _teaching(batch: list[RolloutGroup], step: StepSettings, *, version: int) -> Iterator[str]:

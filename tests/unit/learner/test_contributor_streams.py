@@ -41,7 +41,7 @@ def made() -> tuple[ContributorStreams, Deals]:
 
 
 def sent(streams: ContributorStreams, deals: Deals) -> ContributorStream:
-    """Have a contributor hand in two groups, and have more; nobody has looked at its contribution."""
+    """Connect a contributor that has four groups, and has sent two in a contribution nobody has read."""
     stream = ContributorStream()
     streams.open("a", stream, ())
     deals.deal("a", [make_group(one) for one in (*IDS, "3.1", "4.1")])

@@ -250,7 +250,7 @@ def test_the_step_counts_the_tokens_whose_ratios_were_held(
 
 @pytest.mark.parametrize("name", MENU)
 def test_what_a_batch_teaches_is_known_without_a_model_where_it_was_drawn(model_dir: Path, name: str) -> None:
-    """Of each group, as a step by the policy that drew it finds."""
+    """As many groups teach as a step by the policy that drew them finds."""
     policy, settings = shared_policy(model_dir), settings_of(name, kl_coefficient=0.0)
     drawn = nearby(made_up_groups(1), policy, spread=0.0)
     equal = replace(drawn[0], completions=tuple(replace(one, reward=0.5) for one in drawn[0].completions))
