@@ -213,14 +213,14 @@ class Contributor:
 
     async def _hand_in(self, number: int) -> None:
         started_s, version = self._clock.monotonic(), self._state.version
-        contribution, report = await asyncio.to_thread(self._trainer.hand_in, number, version=version)
+        contribution, norm = await asyncio.to_thread(self._trainer.hand_in, number, version=version)
         self._handed_in_at_s = self._clock.monotonic()
         self._state.handed_in(contribution)
         self._metrics.hand_in_seconds.observe(self._handed_in_at_s - started_s)
         self._metrics.payload_bytes.inc(len(contribution.payload))
-        self._metrics.change_norm.set(report.norm)
-        fields = {"number": number, "version": version, "steps": len(report.steps), "norm": report.norm}
-        if report.steps and not report.norm:
+        self._metrics.change_norm.set(norm)
+        fields = {"number": number, "version": version, "norm": norm}
+        if contribution.payload and not norm:
             logger.warning("a contribution changes nothing", extra={**fields, "why": self._trainer.notice})
         logger.info("contribution handed in", extra={**fields, "bytes": len(contribution.payload)})
 

@@ -36,8 +36,9 @@ from node.values.run import StepRecord
 from node.weights.planning.cheapest_chain import plan_upload
 from simulation.faults import Plan
 from simulation.hub import LAYOUT, RUN_ID, TOKENIZER, Hub, Shelf, announcement, peer_of, root_of
+from simulation.hub_calls import HubCalls
 from simulation.merging import Merging
-from simulation.network import Network, Stream, call
+from simulation.network import Network, Stream
 from simulation.reached import NamedWaits
 from simulation.virtual_loop import Clock, Process
 from simulation.witness import Witness
@@ -101,6 +102,7 @@ class SimulatedLearner:
         self._disk = disk
         self._network = network
         self._hub = hub
+        self._call = HubCalls(process, network, hub)
         self._group_of = group_of
         self._draw = draw
         self._clock = clock
@@ -159,20 +161,6 @@ class SimulatedLearner:
     @property
     def waits_for(self) -> str:
         return self._waits.waits_for
-
-    async def _call(self, handle: Callable[[Hub], Any]) -> Any:
-        def of_process() -> Process | None:
-            hub = self._hub()
-            return None if hub is None else hub.process
-
-        async def handled() -> Any:
-            hub = self._hub()
-            if hub is None:
-                raise ConnectionLost("the coordinator is down")
-            return await handle(hub)
-
-        link = self._network.link("learner", "coordinator")
-        return await call(self.process.loop, link, of_process, handled)
 
     async def _drain_for_ever(self) -> None:
         backoff = Backoff(self._draw.random)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.merging.changes.coder import ChangeEncoder
+from bench.shared.fed_back_encoder import FedBackEncoder
 from learner.merging.contribution import ContributionReport, LocalStep
 from learner.merging.handed_in import HandedIn
 from learner.merging.merge_settings import MergeSettings
@@ -25,7 +25,7 @@ def merged(*changes: Mapping[str, Tensor]) -> Merged:
     masters = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
     handed_in = []
     for number, change in enumerate(changes):
-        payload = ChangeEncoder.of(SETTINGS, SHAPES).encode(change) if change else b""
+        payload = FedBackEncoder(SETTINGS, SHAPES).encode(change) if change else b""
         report = TRAINED if change else ContributionReport(())
         handed_in.append(HandedIn(f"c{number}", Contribution.of(1, 0, b"", payload), report))
     return OuterOptimizer(masters).merge(MergeInputs(handed_in, SETTINGS), words_of(masters))

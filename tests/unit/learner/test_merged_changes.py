@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.merging.changes.coder import ChangeEncoder
+from bench.shared.fed_back_encoder import FedBackEncoder
 from learner.merging.changes.word_changes import WordsBefore
 from learner.merging.contribution import ContributionReport, LocalStep
 from learner.merging.handed_in import HandedIn
@@ -28,7 +28,7 @@ def handed_in(name: str, changes: dict[str, Tensor], settings: MergeSettings, *,
     told = tuple(TrainedGroup(f"{name}{number}", "s", 0) for number in range(groups))
     step = LocalStep(make_step_line(0, tokens=4).numbers, told, (0.0,) * groups)
     report = ContributionReport((step,) if changes else ())
-    payload = ChangeEncoder.of(settings, SHAPES).encode(changes) if changes else b""
+    payload = FedBackEncoder(settings, SHAPES).encode(changes) if changes else b""
     return HandedIn(name, Contribution.of(1, 0, report.to_json(), payload), report, tokens=8)
 
 
