@@ -142,6 +142,23 @@ async def test_contributions_of_two_are_merged_in_equal_parts_and_every_group_on
         )
 
 
+async def test_a_contribution_that_cannot_be_taken_now_ends_its_stream(
+    merges: Start, model_dir: Path
+) -> None:
+    async with (
+        merges() as merging,
+        contributor(merging, model_dir, "a") as a,
+        contributor(merging, model_dir, "b") as b,
+    ):
+        await merging.give("1.1", "2.1", "3.1", "4.1")
+        await b.batch(BATCH)
+        await a.say(*a.trained([await a.batch(BATCH)]))
+        a.number += 1
+        await a.say(*a.contribution(b"{}", b"another"))
+        with refused(Reason.BUSY, "2", "1"):
+            await a.heard_of("answer")
+
+
 @pytest.mark.parametrize("report", [b"{", b'{"steps": []}', b"[" * 100_000], ids=["cut", "other", "deep"])
 async def test_a_contribution_that_is_not_what_its_header_says_ends_the_stream(
     merges: Start, model_dir: Path, report: bytes
