@@ -388,7 +388,10 @@ async def test_groups_that_only_one_says_taught_nothing_are_trained_on_by_anothe
     merges: Start, model_dir: Path
 ) -> None:
     async with merges() as merging:
-        async with contributor(merging, model_dir, "a") as a, contributor(merging, model_dir, "b") as b:
+        async with (
+            contributor(merging, model_dir, "a", credit=BATCH) as a,
+            contributor(merging, model_dir, "b") as b,
+        ):
             await merging.give("1.1", "2.1", "3.1", "4.1")
             own = await a.batch(BATCH)
             report = json.loads(a.trained([own])[0].contribution.report)
