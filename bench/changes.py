@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
+from bench.shared.fed_back_encoder import FedBackEncoder
 from bench.shared.random_model import SIZES, qwen3_config
 from learner.masters.master_words import MasterWords
-from learner.merging.changes.coder import ChangeEncoder, difference
+from learner.merging.changes.coder import difference
 from learner.merging.changes.word_changes import WordsBefore
 from learner.merging.merge_settings import Compression, MergeSettings
 from node.weights.format.layout import Layout, TensorSpec
@@ -57,7 +58,7 @@ def payload_bytes(model: str, rate: float, steps: int, rounds: int) -> tuple[int
     shapes = {name: master.shape for name, master in masters.items()}
     layout = Layout.of(TensorSpec(name, tuple(shape)) for name, shape in shapes.items())
     words = MasterWords(masters, layout)
-    encoders = {name: ChangeEncoder.of(MergeSettings(compression=name), shapes) for name in COMPRESSIONS}
+    encoders = {name: FedBackEncoder(MergeSettings(compression=name), shapes) for name in COMPRESSIONS}
     sizes: dict[Compression, int] = {}
     for _ in range(rounds):
         anchor = {name: master.detach().clone() for name, master in masters.items()}

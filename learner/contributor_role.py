@@ -18,7 +18,6 @@ from learner.contributor.local_masters import LocalMasters
 from learner.contributor.local_trainer import LocalTrainer
 from learner.contributor.metrics import ContributorMetrics
 from learner.masters.master_words import keep_base
-from learner.model.model import Policy
 from learner.model.rank_exchanges import Ranks
 from learner.ranks.starting import ranks_of
 from learner.step.trainer import Trainer, load_models
@@ -32,8 +31,6 @@ from node.process.service import Service, StopsAfter
 from node.rpc.channel import Purpose, dial
 from node.serving.hub_setup import open_store
 from node.serving.mirror_setup import make_mirror
-from node.text.text_rules import TextRules
-from node.text.tokenizer import chat_template_digest, tokenizer_digest
 from node.values.roles import Role
 from node.weights.assembly.stored import StoredVersions
 
@@ -57,8 +54,14 @@ async def build(context: RoleContext) -> list[Service]:
     store = await asyncio.to_thread(open_store, context, retained_keyframes=RETAINED_KEYFRAMES)
     words = HeldWords(StoredVersions(store, policy.layout, base.words), base.version)
     local = LocalTrainer(trainer, masters, words)
+    member = Member(
+        context.run.run_id,
+        Role.CONTRIBUTOR,
+        layout_digest=policy.layout.digest,
+        layout_summary=policy.layout.summary,
+    )
     membership = link.membership(
-        _member(context, config, policy),
+        member.reading(config.model_dir),
         reports=PeerReports(
             held=lambda: words.version,
             waits_for=lambda: context.node_metrics.waits_for or local.notice,
@@ -84,20 +87,6 @@ async def build(context: RoleContext) -> list[Service]:
     mirroring = StopsAfter(mirror, other=contributing)
     ranked = [] if fleet is None else [StopsAfter(fleet, other=contributing)]
     return [*ranked, StopsAfter(membership, other=contributing), mirroring, contributing]
-
-
-def _member(context: RoleContext, config: ContributorConfig, policy: Policy) -> Member:
-    rules = TextRules.of(config.model_dir)
-    return Member(
-        context.run.run_id,
-        Role.CONTRIBUTOR,
-        layout_digest=policy.layout.digest,
-        layout_summary=policy.layout.summary,
-        tokenizer_digest=tokenizer_digest(config.model_dir),
-        chat_template_digest=chat_template_digest(config.model_dir),
-        text_digest=rules.digest,
-        text_summary=rules.summary,
-    )
 
 
 def _load(config: ContributorConfig, ranks: Ranks) -> tuple[Trainer, LocalMasters]:

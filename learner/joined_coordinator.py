@@ -15,8 +15,6 @@ from node.identity.revocation import RevocationCopy
 from node.process.coordinator_link import CoordinatorLink
 from node.serving.merge_servicer import MergeServicer
 from node.system.clock import Clock
-from node.text.text_rules import TextRules
-from node.text.tokenizer import chat_template_digest, tokenizer_digest
 from node.values.evaluation import EvaluationNotice
 from node.values.policy import PolicyVersion
 from node.values.roles import Role
@@ -69,20 +67,15 @@ def join(
         contributors: those that it merges.
     """
     context, policy, state = link.context, restored.policy, restored.state
-    rules = TextRules.of(config.model_dir)
     member = Member(
         context.run.run_id,
         Role.LEARNER,
         layout_digest=policy.layout.digest,
         layout_summary=policy.layout.summary,
-        tokenizer_digest=tokenizer_digest(config.model_dir),
-        chat_template_digest=chat_template_digest(config.model_dir),
-        text_digest=rules.digest,
-        text_summary=rules.summary,
         learner_epoch=restored.signer.learner_epoch,
         vocabulary_size=policy.vocabulary_size,
         context_tokens=policy.scorer.context_tokens,
-    )
+    ).reading(config.model_dir)
     reports = PeerReports(
         held=lambda: PolicyVersion(state.version),
         waits_for=lambda: context.node_metrics.waits_for or state.completion,

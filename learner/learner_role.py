@@ -100,7 +100,9 @@ async def build(context: RoleContext) -> list[Service]:
     drain = _drain(link.dial(Purpose.ROLLOUTS), buffer, config, restored, instruments)
     contributors = None
     if revoked is not None:
-        contributors = MergeServicer(restored.base.model.root, restored.policy.layout.digest)
+        revocations = RevocationList(lambda: revoked.node_ids)
+        layout_digest = restored.policy.layout.digest
+        contributors = MergeServicer(restored.base.model.root, layout_digest, revocations)
     coordinator = join(link, config, restored, evidence, revoked, contributors)
 
     def on_step(line: StepLine | None, batch: Sequence[RolloutGroup]) -> None:
@@ -135,8 +137,8 @@ async def build(context: RoleContext) -> list[Service]:
     writing = [StopsAfter(thread, other=training) for thread in writers]
     leaving = StopsAfter(coordinator.membership, other=draining)
     services: list[Service] = [leaving, uploading, draining, publishing, *writing, training]
-    if contributors is not None and revoked is not None:
-        services.append(StopsAfter(_server(context, config, contributors, revoked), other=training))
+    if contributors is not None:
+        services.append(StopsAfter(_server(context, config, contributors), other=training))
     if restored.fleet is not None:
         services.insert(0, StopsAfter(restored.fleet, other=publishing))
     return services
@@ -163,16 +165,14 @@ def _drain(
     )
 
 
-def _server(
-    context: RoleContext, config: LearnerConfig, contributors: MergeServicer, revoked: RevocationCopy
-) -> RpcServer:
+def _server(context: RoleContext, config: LearnerConfig, contributors: MergeServicer) -> RpcServer:
     """Return the server on which contributors reach the learner."""
     assert config.merge is not None
     return make_server(
         context,
         "contributors",
         listen=config.merge.listen,
-        revocations=RevocationList(lambda: revoked.node_ids),
+        revocations=contributors.revocations,
         servicers=(partial(add_to_server, contributors),),
         limits=ServerLimits(rpc=RpcLimits(submission_bytes=CHUNK_BYTES)),
     )

@@ -27,8 +27,6 @@ from node.process.service import Service, StopsAfter
 from node.rpc.channel import Purpose
 from node.rpc.hub import Hub
 from node.telemetry.metrics import NodeMetrics
-from node.text.text_rules import TextRules
-from node.text.tokenizer import chat_template_digest
 from node.values.peer_figures import SamplerFigures
 from node.values.roles import Role
 from node.weights.transfer.fetcher import Fetcher
@@ -232,18 +230,13 @@ def _membership(
 ) -> MembershipClient:
     context = link.context
     model_dir = context.config.section(SamplerConfig).model_dir
-    rules = TextRules.of(model_dir)
     return link.membership(
         Member(
             context.run.run_id,
             Role.SAMPLER,
             layout_digest=engine.layout.digest,
             layout_summary=engine.layout.summary,
-            tokenizer_digest=engine.tokenizer.digest,
-            chat_template_digest=chat_template_digest(model_dir),
-            text_digest=rules.digest,
-            text_summary=rules.summary,
-        ),
+        ).reading(model_dir),
         reports=PeerReports(
             held=lambda: policy.served,
             waits_for=lambda: _waits_for(context.node_metrics, pipeline.leasing, policy_sync),

@@ -13,8 +13,6 @@ from node.process.role_context import RoleContext
 from node.process.service import Service, StopsAfter
 from node.rpc.channel import Purpose
 from node.system.backoff import Backoff
-from node.text.text_rules import TextRules
-from node.text.tokenizer import chat_template_digest
 from node.values.roles import Role
 from sampler.config import VerifierConfig
 from sampler.engines.text.model_tokenizer import tokenizer_of
@@ -38,17 +36,9 @@ async def build(context: RoleContext) -> list[Service]:
             f"the tokenizer of {config.model_dir} cannot be loaded: {error}",
             fix="Copy the model directory of the samplers; the weights are not needed.",
         ) from error
-    rules = TextRules.of(config.model_dir)
     task_changed = asyncio.Event()
     membership = link.membership(
-        Member(
-            context.run.run_id,
-            Role.VERIFIER,
-            tokenizer_digest=decoder.digest,
-            chat_template_digest=chat_template_digest(config.model_dir),
-            text_digest=rules.digest,
-            text_summary=rules.summary,
-        ),
+        Member(context.run.run_id, Role.VERIFIER).reading(config.model_dir),
         reports=PeerReports(held=lambda: None, waits_for=lambda: context.node_metrics.waits_for),
         notices=Notices(task_changed=task_changed.set),
     )

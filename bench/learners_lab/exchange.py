@@ -8,9 +8,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from bench.shared.fed_back_encoder import FedBackEncoder
 from bench.staleness_lab.batched import Shapes
 from learner.masters.master_words import MasterWords
-from learner.merging.changes.coder import ChangeEncoder, decode_tensors
+from learner.merging.changes.coder import decode_tensors
 from learner.merging.changes.word_changes import WordsBefore
 from learner.merging.merge_settings import MergeSettings
 from node.weights.format.layout import Layout, TensorSpec
@@ -29,7 +30,7 @@ class Exchange:
         self._names = list(shapes.named)
         self._shapes = {name: torch.Size(shape) for name, shape in shapes.named.items()}
         self._encoders = [
-            [ChangeEncoder.of(settings, self._shapes) for _ in range(seeds)] for _ in range(learners)
+            [FedBackEncoder(settings, self._shapes) for _ in range(seeds)] for _ in range(learners)
         ]
         self.sent_bytes = 0.0
         """By one learner, mean over learners and seeds."""

@@ -31,7 +31,7 @@ from node.clients.contributions.contribute_stream import (
     contribute_stream,
     say_goodbye,
 )
-from node.errors import RefusedError
+from node.errors import Reason, RefusedError
 from node.rpc.call_ends import ConnectionLost
 from node.system.backoff import CONTRIBUTOR_BACKOFF_CAP_S, Backoff
 from node.system.clock import Clock
@@ -149,6 +149,10 @@ class Contributor:
         """Note that a stream was lost."""
         self._metrics.lost_streams.inc()
 
+    def refused(self, reason: Reason) -> None:
+        """Note that a stream was refused, for now."""
+        self._metrics.refused_streams.labels(reason).inc()
+
     def _hello(self, held_group_ids: tuple[str, ...]) -> ContributorHello:
         return ContributorHello(self._layout_digest, self._base_root, held_group_ids)
 
@@ -209,14 +213,14 @@ class Contributor:
 
     async def _hand_in(self, number: int) -> None:
         started_s, version = self._clock.monotonic(), self._state.version
-        contribution, report = await asyncio.to_thread(self._trainer.hand_in, number, version=version)
+        contribution, norm = await asyncio.to_thread(self._trainer.hand_in, number, version=version)
         self._handed_in_at_s = self._clock.monotonic()
         self._state.handed_in(contribution)
         self._metrics.hand_in_seconds.observe(self._handed_in_at_s - started_s)
         self._metrics.payload_bytes.inc(len(contribution.payload))
-        self._metrics.change_norm.set(report.norm)
-        fields = {"number": number, "version": version, "steps": len(report.steps), "norm": report.norm}
-        if report.steps and not report.norm:
+        self._metrics.change_norm.set(norm)
+        fields = {"number": number, "version": version, "norm": norm}
+        if contribution.payload and not norm:
             logger.warning("a contribution changes nothing", extra={**fields, "why": self._trainer.notice})
         logger.info("contribution handed in", extra={**fields, "bytes": len(contribution.payload)})
 

@@ -86,7 +86,7 @@ class LocalTrainer:
         self._masters.train_only(shapes)
         sizes = {name: shape.numel() for name, shape in shapes.items()}
         fragments = Fragments.of(sizes, count=terms.merge.fragments)
-        self._method = _Method(terms, ChangeEncoder.of(terms.merge, shapes), fragments)
+        self._method = _Method(terms, ChangeEncoder(terms.merge, shapes), fragments)
 
     def step(self, batch: Sequence[EncodedGroup], *, version: int) -> StepOutcome:
         """Take a step on a batch that was dealt, if it teaches something.
@@ -118,23 +118,27 @@ class LocalTrainer:
             self.notice = "" if outcome.numbers.learning_rate else SCHEDULE_ENDED
         return outcome
 
-    def hand_in(self, number: int, *, version: int) -> tuple[Contribution, ContributionReport]:
-        """Make a contribution of the batches since the last one, measured from ``version``."""
+    def hand_in(self, number: int, *, version: int) -> tuple[Contribution, float]:
+        """Return a contribution of the batches since the last one, measured from ``version``, and its norm.
+
+        That is the Euclidean norm of what has changed, without what earlier changes left over; 0: no step was
+        taken.
+        """
         method = self._known_method
         batches, self._batches = self._batches, _Batches()
         report = ContributionReport(
             tuple(batches.steps), tuple(batches.uninformative), tuple(batches.not_finite)
         )
-        payload = b""
+        payload, norm = b"", 0.0
         if report.steps:
             names, merge = method.due(version), method.terms.merge
             payload = method.encoder.encode(
                 self._masters.changes(names, is_exact=merge.compression == "full"),
-                words_before=WordsBefore(self._trainer.policy.layout, self._words.frame),
                 keep=self._masters.keep,
+                words_before=WordsBefore(self._trainer.policy.layout, self._words.frame),
             )
-            report = replace(report, norm=self._masters.hand_in(names, overlap=merge.overlap))
-        return Contribution.of(number, version, report.to_json(), payload), report
+            norm = self._masters.hand_in(names, overlap=merge.overlap)
+        return Contribution.of(number, version, report.to_json(), payload), norm
 
     def adopt(self, version: int, *, is_refused: bool) -> None:
         """Go over to a version that is stored.

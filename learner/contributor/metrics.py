@@ -24,6 +24,9 @@ class ContributorMetrics:
         self.payload_bytes = new.counter("payload_bytes", "Bytes of changes handed in, as coded.")
         self.change_norm = new.unknown("change_norm", "Norm of the newest change.")
         self.lost_streams = new.counter("lost_streams", "Losses of the stream to the learner.")
+        self.refused_streams = new.counter(
+            "refused_streams", "Streams that the learner ended for now, by reason.", "reason"
+        )
         self.step_seconds = new.histogram("step_seconds", "From batch to new parameters.")
         self.hand_in_seconds = new.histogram("hand_in_seconds", "Coding a change.")
         self.answer_seconds = new.histogram(

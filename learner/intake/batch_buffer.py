@@ -92,12 +92,18 @@ class BatchBuffer:
                 evicted.append((group, verdict))
         return evicted
 
-    def take_batch(self, groups: int) -> tuple[RolloutGroup, ...]:
-        """Remove and return so many, the oldest by behaviour version and arrival; () if there are fewer."""
-        if len(self._admitted) < groups:
+    def take_batch(
+        self, groups: int, *, is_wanted: Callable[[str], bool] = lambda _: True
+    ) -> tuple[RolloutGroup, ...]:
+        """Remove and return so many, the oldest by behaviour version and arrival; () if there are fewer.
+
+        Args:
+            is_wanted: whether a group, by its id, may be among them.
+        """
+        wanted = [group for group_id, group in self._admitted.items() if is_wanted(group_id)]
+        if len(wanted) < groups:
             return ()
-        by_version = sorted(self._admitted.values(), key=lambda group: group.oldest_version)
-        batch = tuple(by_version[:groups])
+        batch = tuple(sorted(wanted, key=lambda group: group.oldest_version)[:groups])
         for group in batch:
             del self._admitted[group.group_id]
         return batch

@@ -31,8 +31,6 @@ class ContributionReport:
     """Groups of batches that taught nothing."""
     not_finite: tuple[TrainedGroup, ...] = ()
     """Groups of batches whose gradient was not finite."""
-    norm: float = 0.0
-    """Euclidean norm of the change."""
 
     @property
     def groups(self) -> Iterator[TrainedGroup]:

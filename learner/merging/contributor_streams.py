@@ -79,8 +79,20 @@ class ContributorStreams:
                 stream.tell(terms)
 
     def open(self, name: str, stream: ContributorStream, held_group_ids: tuple[str, ...]) -> None:
-        """Begin a contributor's newest stream. Raises RefusedError: as ``Deals.connect``."""
+        """Begin a contributor's newest stream.
+
+        Raises:
+            RefusedError: BUSY; as ``Deals.connect``, or a process that has started again does not have the
+                groups of a contribution which its predecessor has sent: that is to be looked at first.
+        """
         now = self._clock.monotonic()
+        is_unread = name in self.pending and not self._deals.handed_in(name)
+        if is_unread and self._deals.unsaid(name, held_group_ids):
+            raise RefusedError(
+                Reason.BUSY,
+                f"contribution {self.pending[name].number} of {name}, sent before its start, is not read yet",
+                fix="connect again later",
+            )
         taken, returned = self._deals.connect(
             name, stream, held_group_ids, was_trained=self._was_trained, now=now
         )
@@ -106,6 +118,14 @@ class ContributorStreams:
         del self.pending[name]
         if (stream := self._streams.get(name)) is not None:
             stream.end(refusal)
+
+    def shut_out(self, name: str) -> bool:
+        """End a revoked contributor's stream, and forget its contribution; return whether there was one."""
+        if (stream := self._streams.get(name)) is not None:
+            stream.end(RefusedError(Reason.REVOKED, f"{name} was revoked"))
+        had_one = self.pending.pop(name, None) is not None
+        self._changed()
+        return had_one
 
     def credit(self, name: str, groups: int) -> None:
         """Note that a contributor has room for more groups."""

@@ -98,6 +98,11 @@ class Deals:
         return tuple(sorted(name for name, one in self._hands.items() if one.stream is not None))
 
     @property
+    def known(self) -> tuple[str, ...]:
+        """Names of all that are connected, or have something here."""
+        return tuple(self._hands)
+
+    @property
     def held_groups(self) -> int:
         """Groups that are with contributors, or in contributions."""
         return sum(one.group is not None for one in self._dealt.values())
@@ -141,8 +146,8 @@ class Deals:
         before = self._hands.get(name, _Hand())
         self._hands[name] = _Hand(stream, newest_deal=before.newest_deal)
         said = dict.fromkeys(held_ids)
-        unsaid = [one for one in self.held_by(name) if one not in said]
-        back = self._popped([*unsaid, *(one for one in self._ids_of(name) if self.is_claimed(one))])
+        claims = [one for one in self._ids_of(name) if self.is_claimed(one)]
+        back = self._popped(dict.fromkeys([*self.unsaid(name, held_ids), *claims]))
         room = self._rules.most_held_groups - len(self._ids_of(name)) if now < self._deals_from_s else 0
         taken = []
         for group_id in said:
@@ -153,6 +158,16 @@ class Deals:
             elif known is None or known.contributor != name:
                 taken.append(group_id)
         return tuple(taken), back
+
+    def unsaid(self, name: str, held_ids: Iterable[str]) -> list[str]:
+        """Return the groups of a contributor, in no contribution, that it does not say it holds."""
+        said = frozenset(held_ids)
+        return [one for one in self._ids_of(name) if one not in said and not self._dealt[one].is_handed_in]
+
+    def forget(self, name: str) -> list[RolloutGroup]:
+        """Forget a contributor; return all that it had, handed in or not."""
+        self._hands.pop(name, None)
+        return self._popped(self._ids_of(name))
 
     def disconnect(self, name: str, stream: object, *, now: float) -> None:
         """Note that a stream has ended; an older one's end means nothing."""
@@ -165,13 +180,13 @@ class Deals:
         hand = self._hands[name]
         hand.credits = min(hand.credits + groups, self._rules.capacity_groups)
 
-    def taker(self, *, now: float) -> str | None:
-        """Return who is dealt the next batch: of those that ask for one, who has been without the longest.
+    def takers(self, *, now: float) -> list[str]:
+        """Return who asks for a batch; first the one that has been without the longest.
 
         By the groups that each has, one with a part of a contribution would come after all that have just
         handed theirs in, each time.
         """
-        return min(self.asking(now=now), key=lambda name: (self._hands[name].newest_deal, name), default=None)
+        return sorted(self.asking(now=now), key=lambda name: (self._hands[name].newest_deal, name))
 
     def asking(self, *, now: float) -> frozenset[str]:
         """Return the contributors that have room, and a share left, for a batch."""
@@ -272,7 +287,7 @@ class Deals:
         return frozenset(name for name in self._hands if name in claim or held[name] >= least)
 
     def next_event_s(self, *, now: float) -> float | None:
-        """Return when ``taker`` or ``expire`` may have another answer by time alone; None: never."""
+        """Return when ``takers`` or ``expire`` may have another answer by time alone; None: never."""
         times = [
             hand.gone_since_s + self._rules.member_timeout_s
             for name, hand in self._hands.items()

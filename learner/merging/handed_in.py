@@ -43,6 +43,8 @@ class HandedIn:
     report: ContributionReport
     tokens: int = 0
     """Drawn tokens of the groups of its steps, as the learner counts them; 0: it has not yet."""
+    disputed: frozenset[str] = frozenset()
+    """Groups that taught it nothing, by its word alone: see ``CheckedContribution``."""
 
     @property
     def group_ids(self) -> tuple[str, ...]:

@@ -30,9 +30,14 @@ class MergeMetrics:
         )
         self.contributions = new.counter(
             "contributions",
-            "Contributions by what became of them: merged, empty, late, groups, broken, norm.",
+            "Contributions by what became of them: merged, empty, late, groups, broken, norm, revoked.",
             "contributor",
             "outcome",
+        )
+        self.doubted_groups = new.counter(
+            "doubted_groups",
+            "Groups that a contributor alone says taught nothing, dealt to others.",
+            "contributor",
         )
         self.received_bytes = new.counter("contribution_bytes", "Bytes of payloads received.", "contributor")
 

@@ -3,6 +3,10 @@
     added --everybody waited for is in, or the quorum is, and its grace time is over--> due, by name
        '---- refused: too many rounds late, or by far larger than the others
 
+A contribution of fewer than ``local_steps`` batches, as before its contributor stops, is merged with the
+others and brings no round forward: it counts for no quorum. Else one that hands in little by little would
+make the others' contributions late.
+
 A round leads from one merged version to the next.
 """
 
@@ -29,6 +33,8 @@ class Added:
     base_version: int
     norm: float
     """Norm of the change, as it was measured here; 0: there is none."""
+    is_whole: bool = True
+    """Whether it consumed the groups of ``local_steps`` batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +110,9 @@ class Rounds:
         """Return whose contributions are merged now, sorted; none: nobody's yet."""
         missing = [name for name in waited_for if name not in self._added]
         present = len(self._added) + len(missing)
-        if not self._added or len(self._added) < math.ceil(self._settings.quorum * present):
+        whole = sum(one.is_whole for one in self._added.values())
+        has_quorum = not missing or whole >= math.ceil(self._settings.quorum * present)
+        if not self._added or not has_quorum:
             self._quorum_since_s = None
             return ()
         if self._quorum_since_s is None:

@@ -22,7 +22,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from learner.model.micro_batches import MicroBatch
+from learner.model.micro_batches import MicroBatch, objective_batch
 from learner.model.model import Policy, ScoringModel
 from learner.model.rank_exchanges import Ranks
 from learner.objective.batch import ObjectiveBatch, ObjectiveOutcome, mean_over_groups
@@ -37,6 +37,7 @@ from learner.objective.formulas.divergence import (
 from learner.objective.registry import Objective, load_objective
 from learner.step_settings import StepSettings
 from node.errors import StartupError
+from node.values.groups.rollout import RolloutGroup
 
 
 class LossOutcome(NamedTuple):
@@ -159,6 +160,30 @@ def add_gradient(
     gradient, outcome = _differentiate(batch, loss)
     policy.differentiate(parts, lambda part, logprob: gradient.view(-1)[part.places].to(logprob.dtype))
     return _with_teaching(batch, outcome)
+
+
+def teaches_where_drawn(
+    groups: Sequence[RolloutGroup], *, version: int, settings: StepSettings
+) -> tuple[bool, ...]:
+    """Return whether each group of a batch teaches something to the policies that drew it.
+
+    At their logprobs no bound on ratios cuts anything off, and no model is needed. What a pull towards the
+    base model would teach is left out.
+
+    Args:
+        groups: whole, at least one.
+        version: at which the groups are counted as stale.
+    """
+    batch = objective_batch(
+        groups,
+        version=version,
+        discount=group_discount(settings),
+        dtype=torch.float64,
+        device=torch.device("cpu"),
+    )
+    teaches = _with_teaching(batch, StepLoss.of(settings)(batch)).teaches
+    assert teaches is not None
+    return tuple(teaches.tolist())
 
 
 def logprobs_of(model: ScoringModel, parts: Sequence[MicroBatch], batch: ObjectiveBatch) -> Tensor:

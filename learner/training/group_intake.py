@@ -118,11 +118,18 @@ class GroupIntake:
         self._metrics.buffered_groups.set(len(self._buffer))
         return admitted
 
-    def next_batch(self, groups: int, *, task_digest: bytes | None) -> tuple[RolloutGroup, ...]:
+    def next_batch(
+        self,
+        groups: int,
+        *,
+        task_digest: bytes | None,
+        is_wanted: Callable[[str], bool] = lambda _: True,
+    ) -> tuple[RolloutGroup, ...]:
         """Evict what cannot be trained on any more, and take a batch of so many groups; () if it is not full.
 
         Args:
             task_digest: of the options that groups must be graded by; None: not told.
+            is_wanted: whether a group, by its id, may be in the batch.
         """
         quarantined = self._drain.quarantined
         # Of those quarantined before there are only probes, which are to be trained on.
@@ -138,7 +145,7 @@ class GroupIntake:
         )
         for group, verdict in evicted:
             self.report(verdict, group.sampler_id)
-        batch = self._buffer.take_batch(groups)
+        batch = self._buffer.take_batch(groups, is_wanted=is_wanted)
         self._metrics.buffered_groups.set(len(self._buffer))
         return batch
 

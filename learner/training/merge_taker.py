@@ -7,9 +7,8 @@
 A group is told of once the version that its contribution made is in the journal.
 """
 
-import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -17,23 +16,23 @@ from learner.intake.batch_buffer import BatchBuffer
 from learner.intake.trained_slots import doubled
 from learner.merging.changes.coder import change_limit_bytes
 from learner.merging.contributor_streams import ContributorStreams
-from learner.merging.deals import DealRules, Deals
+from learner.merging.deals import Deals
+from learner.merging.doubts import Doubts
 from learner.merging.formulas.fragments import Fragments
-from learner.merging.handed_in import HandedIn, report_objection
-from learner.merging.outer_optimizer import norm_of_change
+from learner.merging.handed_in import HandedIn
 from learner.merging.rounds import Added, Awaited, Rounds, Unfit
 from learner.metrics import Instruments
-from learner.step_settings import StepSettings
+from learner.training.contribution_check import check_contribution
 from learner.training.coordinator import Coordinator
 from learner.training.group_intake import GroupIntake
+from learner.training.merge_rules import deal_rules, merge_terms
 from learner.training.step_records import StepRecords
 from learner.training.step_taken import taught_nothing
 from learner.training.training_state import TrainingState
 from learner.training.work_thread import WorkThread
 from node.clients.rollouts.rollout_drain import RolloutDrain
-from node.errors import Reason, RefusedError, StartupError
+from node.errors import Reason, RefusedError
 from node.serving.merge_servicer import MergeServicer
-from node.values.contribution import MergeTerms
 from node.values.groups.rollout import RolloutGroup
 from node.values.groups.verdict import Verdict
 from node.values.run import RunSettings
@@ -70,27 +69,11 @@ class MergeTaker:
         self._coordinator, self._buffer, self._intake = coordinator, buffer, intake
         self._drain, self._thread, self._clock = drain, thread, instruments.clock
         self._metrics = instruments.metrics.merging
-        self._settings = config.of_merge
-        self._batch_groups = run.batch_groups
-        self._capacity_groups = state.config.buffer_groups
-        rules = DealRules(
-            run.batch_groups,
-            config.local_steps,
-            self._capacity_groups,
-            member_timeout_s=config.member_timeout_s,
-            quorum=config.quorum,
-            max_staleness_versions=run.max_staleness_versions,
-            restart_wait_s=config.restart_wait_s,
-        )
-        if rules.most_contributors == 0:
-            raise StartupError(
-                f"learner.buffer_groups = {self._capacity_groups} never fills a contribution of "
-                f"{config.local_steps} steps of {run.batch_groups} groups",
-                fix=f"Set learner.buffer_groups to {rules.hand_groups} times the number of contributors, or "
-                "learner.merge.local_steps lower",
-            )
+        self._settings, self._rules = config.of_merge, deal_rules(state.config, run)
+        self._revocations = servicer.revocations
         now = self._clock.monotonic()
-        self._deals, self._rounds = Deals(rules, now=now), Rounds(self._settings, now=now)
+        self._deals, self._rounds = Deals(self._rules, now=now), Rounds(self._settings, now=now)
+        self._doubts = Doubts(most_groups=self._rules.capacity_groups)
         self._awaited = Awaited()
         shapes = {name: one.shape for name, one in state.policy.parameters.items()}
         self._show_rates()
@@ -100,7 +83,7 @@ class MergeTaker:
         """By contributor: read, and without an answer."""
         self._streams = servicer.desk = ContributorStreams(
             self._deals,
-            self._terms(),
+            merge_terms(state.config, self._rules),
             was_trained=lambda group_id: group_id in state.trained_slots,
             merged=state.progress.contributed,
             payload_limit=change_limit_bytes(self._settings, shapes),
@@ -130,18 +113,23 @@ class MergeTaker:
             TrainingError: as ``TrainingState.take_merge``.
         """
         now = self._clock.monotonic()
-        self._streams.change_terms(self._terms())
+        self._streams.change_terms(merge_terms(self._state.config, self._rules))
         returned, self._streams.returned = self._streams.returned, []
-        self._buffer.put_back([*returned, *self._deals.expire(now=now)])
+        self._buffer.put_back(returned)
         for group in self._buffer.take_if(self._deals.is_claimed):
             # Sent again: who has it ignores it, and who only claims it has no room for it, and must say so.
             self._streams.deal(self._deals.found(group), [source_of(group)])
         self._deal()
         await self._look_at_contributions()
+        # Only now: what has come counts, however long its sender has been gone.
+        if gone := self._deals.expire(now=now):
+            self._buffer.put_back(gone)
+            self._drain.wake()
+        self._shut_out()
         for name, why in self._unfit().items():
             self._refuse(self._handed_in[name], why.detail, outcome=why.outcome)
         held = self._deals.held_groups + len(self._buffer)
-        waited_for = self._deals.waited_for(has_room=held < self._capacity_groups)
+        waited_for = self._deals.waited_for(has_room=held < self._rules.capacity_groups)
         self._awaited = Awaited.of(
             waited_for, here=self._handed_in.keys(), asking=self._deals.asking(now=now)
         )
@@ -151,14 +139,22 @@ class MergeTaker:
         return bool(names) and await self._merge([self._handed_in[name] for name in names])
 
     def _deal(self) -> None:
-        while (name := self._deals.taker(now=self._clock.monotonic())) is not None:
-            batch = self._intake.next_batch(self._batch_groups, task_digest=self._coordinator.task_digest)
-            if not batch:
-                return
+        while any(self._deal_batch(name) for name in self._deals.takers(now=self._clock.monotonic())):
+            pass
+
+    def _deal_batch(self, name: str) -> bool:
+        """Deal a batch to a contributor; return whether there was one for it."""
+        batch = self._intake.next_batch(
+            self._rules.batch_groups,
+            task_digest=self._coordinator.task_digest,
+            is_wanted=partial(self._doubts.may_have, name, present=self._deals.contributors),
+        )
+        if batch:
             self._deals.deal(name, batch)
             self._streams.deal(name, map(source_of, batch))
             ids = [group.group_id for group in batch]
             logger.debug("batch dealt", extra={"contributor": name, "group_ids": ids})
+        return bool(batch)
 
     async def _look_at_contributions(self) -> None:
         for name, sent in list(self._streams.pending.items()):
@@ -184,28 +180,33 @@ class MergeTaker:
             self._buffer.put_back(self._deals.give_back(name, passed_over))
             self._streams.take_back(name, passed_over)
         groups = self._deals.hand_in(name, one.group_ids)
-        one = self._handed_in[name] = one.counted(groups)
+        one = one.counted(groups)
+        check = partial(
+            check_contribution,
+            merge=self._settings,
+            fragments=self._fragments,
+            batch_groups=self._rules.batch_groups,
+        )
         try:
-            norm = await self._thread.do(lambda: self._checked_norm(one, groups))
+            checked = await self._thread.do(lambda: check(one, groups, self._state))
         except ValueError as error:
             self._refuse(one, str(error), outcome="broken")
             return
-        self._metrics.change_norm.labels(name).set(norm)
-        self._rounds.add(Added(name, one.contribution.base_version, norm))
+        self._handed_in[name] = replace(one, disputed=checked.disputed)
+        self._metrics.change_norm.labels(name).set(checked.norm)
+        is_whole = len(one.group_ids) >= self._rules.hand_groups
+        self._rounds.add(Added(name, one.contribution.base_version, checked.norm, is_whole))
 
-    def _checked_norm(self, one: HandedIn, groups: Mapping[str, RolloutGroup]) -> float:
-        """Return the norm of a change. Raises ValueError: the report is untrue, or the change broken."""
-        if why := report_objection(one, groups, version=self._state.version):
-            raise ValueError(why)
-        if not (payload := one.contribution.payload):
-            return 0.0
-        return norm_of_change(
-            payload,
-            self._settings,
-            self._state.policy.parameters,
-            due=self._fragments.due_names(one.contribution.base_version),
-            words_before=self._state.trainer.words_before,
-        )
+    def _shut_out(self) -> None:
+        """Forget contributors that were revoked, and what they handed in; deal all of their groups again."""
+        for name in filter(self._revocations.is_revoked, self._deals.known):
+            self._handed_in.pop(name, None)
+            if name in self._rounds:
+                self._rounds.remove(name)
+            if self._streams.shut_out(name):
+                self._metrics.contributions.labels(name, "revoked").inc()
+            self._buffer.put_back(self._deals.forget(name))
+            logger.warning("contributor revoked, its groups are dealt again", extra={"contributor": name})
 
     def _unfit(self) -> dict[str, Unfit]:
         """Return the contributions that can no longer be merged, and why."""
@@ -255,14 +256,28 @@ class MergeTaker:
             trained = [groups[one.group_id] for one in taken.line.groups]
             if not await self._records.keep(taken, trained):
                 return False
-        if idle := [groups[told.group_id] for one in handed_in for told in one.report.uninformative]:
+        doubted = self._doubted(handed_in)
+        told = [group.group_id for one in handed_in for group in one.report.uninformative]
+        if idle := [groups[group_id] for group_id in told if group_id not in doubted]:
             nothing = taught_nothing(idle, version=self._state.version, at_s=self._clock.now())
             if not await self._records.keep(nothing, idle):
                 return False
-        self._end_round(handed_in, groups)
+        told = [group.group_id for one in handed_in for group in one.report.not_finite]
+        not_finite = [groups[group_id] for group_id in told if group_id not in doubted]
+        self._records.refuse(not_finite, verdict=Verdict.UNINFORMATIVE)
+        self._end_round(handed_in, doubted)
         if is_version:
             self._show_rates()
         return is_version
+
+    def _doubted(self, handed_in: list[HandedIn]) -> frozenset[str]:
+        """Return the groups that taught nothing by the word of a contributor that is not believed."""
+        present, doubted = self._deals.contributors, frozenset[str]()
+        for one in handed_in:
+            own = self._doubts.doubted(one.contributor, one.disputed, present=present)
+            self._metrics.doubted_groups.labels(one.contributor).inc(len(own))
+            doubted |= own
+        return doubted
 
     def _show_rates(self) -> None:
         """Show the rates of the next merge, and what the newest one says of them."""
@@ -275,24 +290,15 @@ class MergeTaker:
             about = {"norm": rates.newest_norm, "outer_rate": rates.lowered}
             logger.error("merged changes grow as in divergence: the outer rate is lowered", extra=about)
 
-    def _end_round(self, handed_in: list[HandedIn], groups: dict[str, RolloutGroup]) -> None:
-        """Answer contributors, and consume groups of which no gradient was finite."""
-        not_finite = [groups[g.group_id] for one in handed_in for g in one.report.not_finite]
-        self._records.refuse(not_finite, verdict=Verdict.UNINFORMATIVE)
+    def _end_round(self, handed_in: list[HandedIn], doubted: frozenset[str]) -> None:
+        """Answer contributors, and forget their groups but those that are dealt to others."""
         for one in handed_in:
-            del self._handed_in[one.contributor]
-            self._deals.consumed(one.contributor, one.group_ids)
-            merged = replace(one.contributed, version=self._state.version)
-            self._streams.answer(one.contributor, merged)
-            self._metrics.contributions.labels(
-                one.contributor, "merged" if one.report.steps else "empty"
-            ).inc()
+            name = one.contributor
+            del self._handed_in[name]
+            self._buffer.put_back(self._deals.give_back(name, doubted))
+            self._deals.consumed(name, one.group_ids)
+            self._doubts.consumed(frozenset(one.group_ids) - doubted)
+            self._streams.answer(name, replace(one.contributed, version=self._state.version))
+            outcome = "merged" if one.report.steps else "empty"
+            self._metrics.contributions.labels(name, outcome).inc()
         self._rounds.merged([one.contributor for one in handed_in], now=self._clock.monotonic())
-
-    def _terms(self) -> MergeTerms:
-        step = StepSettings.of(self._state.config).model_dump()
-        return MergeTerms(
-            step_settings=json.dumps(step).encode(),
-            merge_settings=json.dumps(self._settings.model_dump()).encode(),
-            batch_groups=self._batch_groups,
-        )

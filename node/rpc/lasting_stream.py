@@ -4,6 +4,9 @@
               a reader takes what comes
     ended: by a refusal or a lost connection --pause--> the next stream
 
+Pauses grow until a stream on which something was heard is lost. After a refusal they grow on, whatever was
+heard before it: else one that is refused what it sends would come again at once, each time.
+
 What is owed and what becomes of a message are its user's to say, on the event loop's thread.
 """
 
@@ -43,6 +46,8 @@ class LastingStream(Generic[Request, Response]):
     lost: Callable[[ConnectionLost], None]
     backoff: Backoff
     _something_owed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _has_heard: bool = field(default=False, init=False)
+    """Whether the other end said something on the newest stream."""
 
     def wake(self) -> None:
         """Send what is owed by now."""
@@ -55,12 +60,15 @@ class LastingStream(Generic[Request, Response]):
         """
         while True:
             pause: AbstractContextManager[None] = nullcontext()
+            self._has_heard = False
             try:
                 await self._one_stream()
             except RefusedError as refusal:
-                pause = self.refused(refusal)
+                pause, self._has_heard = self.refused(refusal), False
             except ConnectionLost as lost:
                 self.lost(lost)
+            if self._has_heard:
+                self.backoff.reset()
             with pause:
                 await self.backoff.wait(None if stopping is None or stopping.is_set() else stopping)
 
@@ -90,5 +98,5 @@ class LastingStream(Generic[Request, Response]):
 
     async def _read(self, call: Any) -> None:
         while (response := await call.read()) is not grpc.aio.EOF:
-            self.backoff.reset()
+            self._has_heard = True
             self.hear(response)

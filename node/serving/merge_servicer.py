@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 from heterorl.v1 import merge_pb2, merge_pb2_grpc
 from node.errors import Reason, RefusedError
+from node.identity.revocation import RevocationList
 from node.rpc.calls.caller import Context, peer_of
 from node.system.waits import put_away
 from node.values.contribution import Contribution, ContributorHello, ToContributor
@@ -92,10 +93,17 @@ class MergeDesk(Protocol):
 
 
 class MergeServicer(merge_pb2_grpc.MergeServiceServicer):
-    def __init__(self, base_root: bytes, layout_digest: bytes) -> None:
-        """Serve contributors of one model."""
+    def __init__(
+        self, base_root: bytes, layout_digest: bytes, revocations: RevocationList | None = None
+    ) -> None:
+        """Serve contributors of one model.
+
+        Args:
+            revocations: who is shut out; None: nobody.
+        """
         self._base_root = base_root
         self._layout_digest = layout_digest
+        self.revocations = RevocationList() if revocations is None else revocations
         self.desk: MergeDesk | None = None
         """None: the learner is starting."""
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 import zstandard
 
-from learner.merging.changes.coder import ChangeEncoder, decode_tensors
+from bench.shared.fed_back_encoder import FedBackEncoder
+from learner.merging.changes.coder import decode_tensors
 from learner.merging.changes.payload_parts import PayloadReader
 from learner.merging.changes.word_changes import WordsBefore
 from learner.merging.merge_settings import Compression, MergeSettings
@@ -24,7 +25,7 @@ BASE = words_of(drawn(3))
 
 def payload_of(compression: Compression) -> bytes:
     scale = 1e-2 if compression == "word_changes" else 1.0
-    encoder = ChangeEncoder.of(merge_settings(compression), SHAPES)
+    encoder = FedBackEncoder(merge_settings(compression), SHAPES)
     return encoder.encode(drawn(4, scale=scale), words_before=BASE)
 
 
@@ -81,7 +82,7 @@ def test_of_a_named_tensor_that_the_model_does_not_have() -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_what_is_not_finite_is_neither_coded_nor_read(compression: Compression, value: float) -> None:
-    encoder, change = ChangeEncoder.of(merge_settings(compression), SHAPES), drawn(5)
+    encoder, change = FedBackEncoder(merge_settings(compression), SHAPES), drawn(5)
     change["embedding"][2, 3] = value
     assert is_refused(encoder.encode, change, words_before=BASE)
     plain = np.full(64, value, np.float32).tobytes()
@@ -90,7 +91,7 @@ def test_what_is_not_finite_is_neither_coded_nor_read(compression: Compression, 
 
 
 def test_a_change_of_other_names_or_shapes_is_not_coded() -> None:
-    encoder = ChangeEncoder.of(merge_settings("four_bit"), SHAPES)
+    encoder = FedBackEncoder(merge_settings("four_bit"), SHAPES)
     for change in ({"other": torch.zeros(7)}, {"bias": torch.zeros(8)}):
         assert is_refused(encoder.encode, change)
 

@@ -37,6 +37,14 @@ MERGES: Final = {
     "parablock": MergeSettings(method="parablock", local_steps=1),
     "largest": MergeSettings(method="in_step", compression="largest", share=0.05),
 }
+CASES: Final = [
+    *(("word_changes", layout) for layout in LAYOUTS),  # has the words, an overlap and what is left over
+    ("in_step", "dp_replicate"),
+    ("streaming", "pp"),
+    ("parablock", "dp_shard"),
+    ("largest", "tp"),
+]
+"""Every layout, and every way to code and choose what is handed in, once."""
 
 pytestmark = pytest.mark.timeout(400)  # several processes, on two cores that other tests use too
 
@@ -74,9 +82,7 @@ def rounds_to(masters: dict[str, Tensor], others: dict[str, Tensor]) -> bool:
     return all(torch.equal(masters[name].bfloat16(), others[name].bfloat16()) for name in masters)
 
 
-@pytest.mark.parametrize(
-    ("merge", "layout"), [(m, x) for m in MERGES for x in LAYOUTS if (m, x) != ("parablock", "pp")]
-)
+@pytest.mark.parametrize(("merge", "layout"), CASES)
 def test_ranks_hand_in_and_adopt_what_one_process_does(
     merge: str, layout: str, sites: list[Ranks], alone: Callable[[str], dict[str, Any]], tmp_path: Path
 ) -> None:

@@ -3,7 +3,8 @@
 import json
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,19 @@ EXACT = {
     "method": "in_step",
     "compression": "full",
 }
+
+
+@pytest.fixture
+def merges(start: Start) -> Start:
+    """Start learners that merge, and wait until contributors can reach them."""
+
+    @asynccontextmanager
+    async def merging(merge: dict[str, Any] | None = None, **settings: Any) -> AsyncIterator[RunningLearner]:
+        async with start(merge=EXACT | (merge or {}), **settings) as running:
+            await served(running)
+            yield running
+
+    return merging
 
 
 async def served(running: RunningLearner) -> None:
@@ -70,7 +84,7 @@ async def test_one_contributor_in_step_makes_the_versions_that_a_learner_alone_m
 ) -> None:
     roots: dict[str, list[bytes]] = {"alone": [], "merged": []}
     async with start() as alone:
-        for onto in range(10):
+        for onto in range(4):
             await alone.train(onto)
             roots["alone"].append(root_of(alone.policy.master_words))
         alone.hub.groups.clear()
@@ -78,7 +92,7 @@ async def test_one_contributor_in_step_makes_the_versions_that_a_learner_alone_m
     async with learner(alone.hub, model_dir, tmp_path / "merging", merge=EXACT) as merging:
         await served(merging)
         async with contributor(merging, model_dir) as hand:
-            for onto in range(10):
+            for onto in range(4):
                 await merging.give(*(f"{onto}{n}.1" for n in range(BATCH)), version=onto)
                 await hand.say(*hand.trained([await hand.batch(BATCH)]))
                 answer = await hand.heard_of("answer")
@@ -86,15 +100,14 @@ async def test_one_contributor_in_step_makes_the_versions_that_a_learner_alone_m
                 await hand.credit(BATCH)
                 roots["merged"].append(root_of(merging.policy.master_words))
         trained = [group["group_id"] for line in merging.lines for group in line["groups"]]
-        assert trained == [f"{onto}{n}.1" for onto in range(10) for n in range(BATCH)]
+        assert trained == [f"{onto}{n}.1" for onto in range(4) for n in range(BATCH)]
     assert roots["merged"] == roots["alone"]
 
 
 async def test_contributions_of_two_are_merged_in_equal_parts_and_every_group_once(
-    start: Start, model_dir: Path
+    merges: Start, model_dir: Path
 ) -> None:
-    async with start(merge=EXACT) as merging:
-        await served(merging)
+    async with merges() as merging:
         before = {name: one.detach().double() for name, one in merging.policy.parameters.items()}
         async with (
             contributor(merging, model_dir, "b") as b,
@@ -129,65 +142,36 @@ async def test_contributions_of_two_are_merged_in_equal_parts_and_every_group_on
         )
 
 
-async def test_the_same_contribution_again_is_ignored_and_answered_as_it_was(
-    start: Start, model_dir: Path
+async def test_a_contribution_that_cannot_be_taken_now_ends_its_stream(
+    merges: Start, model_dir: Path
 ) -> None:
-    async with start(merge=EXACT) as merging:
-        await served(merging)
-        async with contributor(merging, model_dir, "a") as a, contributor(merging, model_dir, "b") as b:
-            await merging.give("1.1", "2.1", "3.1", "4.1")
-            again = a.trained([await a.batch(BATCH)])
-            await a.say(*again, *again)
-            await b.say(*b.trained([await b.batch(BATCH)]))
-            assert (await a.heard_of("answer")).merged_version == 1
-            await a.say(*again)
-            answer = await a.heard_of("answer")
-            assert (answer.number, answer.merged_version) == (1, 1)
-            assert merging.loop.version == 1
-
-
-async def test_another_contribution_under_one_number_ends_the_stream(start: Start, model_dir: Path) -> None:
-    async with start(merge=EXACT) as merging:
-        await served(merging)
-        async with contributor(merging, model_dir, "a") as a, contributor(merging, model_dir, "b") as b:
-            await merging.give("1.1", "2.1", "3.1", "4.1")
-            await b.batch(BATCH)
-            await a.say(*a.trained([await a.batch(BATCH)]))
-            await a.say(*a.contribution(b"{}", b"another"))
-            with refused(Reason.MALFORMED, "1"):
-                await a.heard_of("answer")
+    async with (
+        merges() as merging,
+        contributor(merging, model_dir, "a") as a,
+        contributor(merging, model_dir, "b") as b,
+    ):
+        await merging.give("1.1", "2.1", "3.1", "4.1")
+        await b.batch(BATCH)
+        await a.say(*a.trained([await a.batch(BATCH)]))
+        a.number += 1
+        await a.say(*a.contribution(b"{}", b"another"))
+        with refused(Reason.BUSY, "2", "1"):
+            await a.heard_of("answer")
 
 
 @pytest.mark.parametrize("report", [b"{", b'{"steps": []}', b"[" * 100_000], ids=["cut", "other", "deep"])
 async def test_a_contribution_that_is_not_what_its_header_says_ends_the_stream(
-    start: Start, model_dir: Path, report: bytes
+    merges: Start, model_dir: Path, report: bytes
 ) -> None:
-    async with start(merge=EXACT) as merging:
-        await served(merging)
-        async with contributor(merging, model_dir) as hand:
-            hand.number = 7
-            header, *parts = hand.contribution(report, b"change")
-            if report.endswith(b"}"):
-                header.contribution.digest = bytes(16)
-            await hand.say(header, *parts)
-            with refused(Reason.MALFORMED, "7"):
-                await hand.heard_of("answer")
-            assert merging.shown("held_payload_bytes") == 0
-
-
-async def test_a_contributor_that_has_started_again_waits_for_its_contribution_of_before(
-    start: Start, model_dir: Path
-) -> None:
-    async with start(merge=EXACT) as merging:
-        await served(merging)
-        async with contributor(merging, model_dir, "a") as a, contributor(merging, model_dir, "b") as b:
-            await merging.give("1.1", "2.1", "3.1", "4.1")
-            await b.batch(BATCH)
-            await a.say(*a.trained([await a.batch(BATCH)]))
-            a.number += 1
-            await a.say(*a.contribution(b"{}", b"another"))
-            with refused(Reason.BUSY, "2", "1"):
-                await a.heard_of("answer")
+    async with merges() as merging, contributor(merging, model_dir) as hand:
+        hand.number = 7
+        header, *parts = hand.contribution(report, b"change")
+        if report.endswith(b"}"):
+            header.contribution.digest = bytes(16)
+        await hand.say(header, *parts)
+        with refused(Reason.MALFORMED, "7"):
+            await hand.heard_of("answer")
+        assert merging.shown("held_payload_bytes") == 0
 
 
 LIES: dict[str, Callable[[Any], object]] = {
@@ -204,10 +188,9 @@ LIES: dict[str, Callable[[Any], object]] = {
 
 @pytest.mark.parametrize("lie", LIES)
 async def test_a_contribution_that_lies_is_refused_whole_and_its_groups_are_dealt_again(
-    start: Start, model_dir: Path, lie: str
+    start: Start, merges: Start, model_dir: Path, lie: str
 ) -> None:
-    async with start(merge=EXACT) as merging:
-        await served(merging)
+    async with merges() as merging:
         async with contributor(merging, model_dir, "a") as a:
             await merging.give("1.1", "2.1")
             header = a.trained([await a.batch(BATCH)])[0].contribution
@@ -233,10 +216,9 @@ async def test_a_contribution_that_lies_is_refused_whole_and_its_groups_are_deal
 
 
 async def test_the_groups_of_a_contributor_that_is_gone_are_dealt_to_another(
-    start: Start, model_dir: Path
+    merges: Start, model_dir: Path
 ) -> None:
-    async with start(merge=EXACT | {"member_timeout_s": 1.0}) as merging:
-        await served(merging)
+    async with merges({"member_timeout_s": 1.0}) as merging:
         async with contributor(merging, model_dir, "a") as a:
             await merging.give("1.1", "2.1")
             await a.batch(BATCH)
@@ -248,160 +230,199 @@ async def test_the_groups_of_a_contributor_that_is_gone_are_dealt_to_another(
             await a.disconnect()
 
 
+async def test_a_contribution_of_a_contributor_that_was_revoked_is_not_merged_and_others_get_its_groups(
+    merges: Start, model_dir: Path
+) -> None:
+    async with merges() as merging:
+        async with (
+            contributor(merging, model_dir, "a", credit=BATCH) as a,
+            contributor(merging, model_dir, "b") as b,
+        ):
+            await merging.give("1.1", "2.1", "3.1", "4.1")
+            await a.say(*a.trained([await a.batch(BATCH)]))
+            await b.batch(BATCH)
+            await until(lambda: merging.shown("change_norm", contributor="a") is not None)
+            merging.revoked.add("a")
+            with refused(Reason.REVOKED, "a"):
+                await a.heard_of("answer")
+            await b.batch(2 * BATCH)
+            for version in (1, 2):
+                await b.say(*b.trained([await b.batch(BATCH)]))
+                assert (await b.heard_of("answer")).merged_version == version
+            assert merging.shown("contributions_total", contributor="a", outcome="revoked") == 1
+        await until(lambda: len(merging.hub.trained_group_ids) == 4)
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 async def test_a_learner_killed_after_the_record_comes_back_with_the_same_root_and_the_same_answer(
-    start: Start, model_dir: Path, tmp_path: Path, momentum: float
+    merges: Start, model_dir: Path, tmp_path: Path, momentum: float
 ) -> None:
     merge = EXACT | {"outer_momentum": momentum}
-    async with start(merge=merge) as merging:
-        await served(merging)
-        async with contributor(merging, model_dir, "a") as a:
-            for onto in range(2):
-                await merging.give(f"{onto}1.1", f"{onto}2.1", version=onto)
-                sent = a.trained([await a.batch(BATCH)])
-                await a.say(*sent)
-                assert (await a.heard_of("answer")).merged_version == onto + 1
-                await a.credit(BATCH)
-            root = root_of(merging.policy.master_words)
-            killed = tmp_path.parent / f"{tmp_path.name}-killed"
-            shutil.copytree(tmp_path, killed)
-            # A hub that never heard of the step: the record is sent again.
-            merging.hub.records.clear()
-            async with learner(merging.hub, model_dir, killed, merge=merge) as again:
-                await served(again)
-                assert again.loop.version == again.state.restart.replayed_steps == 2
-                assert root_of(again.policy.master_words) == root
-                a.running = again
-                await a.disconnect()
-                await a.connect(["11.1", "12.1"])
-                await a.say(*sent)
-                assert (await a.heard_of("answer")).merged_version == 2
-            with pytest.raises(StartupError, match="merge"):
-                await not_merging(merging, model_dir, killed)
+    async with merges(merge) as merging, contributor(merging, model_dir, "a") as a:
+        for onto in range(2):
+            await merging.give(f"{onto}1.1", f"{onto}2.1", version=onto)
+            sent = a.trained([await a.batch(BATCH)])
+            await a.say(*sent)
+            assert (await a.heard_of("answer")).merged_version == onto + 1
+            await a.credit(BATCH)
+        root = root_of(merging.policy.master_words)
+        killed = tmp_path.parent / f"{tmp_path.name}-killed"
+        shutil.copytree(tmp_path, killed)
+        # A hub that never heard of the step: the record is sent again.
+        merging.hub.records.clear()
+        async with learner(merging.hub, model_dir, killed, merge=merge) as again:
+            await served(again)
+            assert again.loop.version == again.state.restart.replayed_steps == 2
+            assert root_of(again.policy.master_words) == root
+            a.running = again
+            await a.disconnect()
+            await a.connect(["11.1", "12.1"])
+            await a.say(*sent)
+            assert (await a.heard_of("answer")).merged_version == 2
+        with pytest.raises(StartupError, match="merge"):
+            await not_merging(merging, model_dir, killed)
 
 
 async def test_a_learner_killed_before_the_record_finds_its_groups_with_their_contributors(
-    start: Start, model_dir: Path, tmp_path: Path
+    merges: Start, model_dir: Path, tmp_path: Path
 ) -> None:
     waits = EXACT | {"restart_wait_s": 2.0}
-    async with start(merge=EXACT) as merging:
-        await served(merging)
-        async with contributor(merging, model_dir, "a") as a, contributor(merging, model_dir, "b") as b:
-            await merging.give("1.1", "2.1", "3.1", "4.1")
-            held = [group.group_id for group in await a.batch(BATCH)]
-            sent = a.trained([list(a.held.values())])
-            await b.batch(BATCH)
+    async with (
+        merges() as merging,
+        contributor(merging, model_dir, "a") as a,
+        contributor(merging, model_dir, "b") as b,
+    ):
+        await merging.give("1.1", "2.1", "3.1", "4.1")
+        held = [group.group_id for group in await a.batch(BATCH)]
+        sent = a.trained([list(a.held.values())])
+        await b.batch(BATCH)
+        await a.say(*sent)
+        await until(lambda: (merging.shown("held_payload_bytes") or 0) > 0)
+        killed = tmp_path.parent / f"{tmp_path.name}-killed"
+        shutil.copytree(tmp_path, killed)
+        async with learner(merging.hub, model_dir, killed, merge=waits) as again:
+            await served(again)
+            a.running = b.running = again
+            for one, ids in ((a, held), (b, list(b.held))):
+                await one.disconnect()
+                await one.connect(ids)
             await a.say(*sent)
-            await until(lambda: (merging.shown("held_payload_bytes") or 0) > 0)
-            killed = tmp_path.parent / f"{tmp_path.name}-killed"
-            shutil.copytree(tmp_path, killed)
-            async with learner(merging.hub, model_dir, killed, merge=waits) as again:
-                await served(again)
-                a.running = b.running = again
-                for one, ids in ((a, held), (b, list(b.held))):
-                    await one.disconnect()
-                    await one.connect(ids)
-                await a.say(*sent)
-                await b.say(*b.trained([list(b.held.values())]))
-                assert (await a.heard_of("answer")).merged_version == 1
-                assert (await b.heard_of("answer")).merged_version == 1
-                await until(lambda: len(again.hub.records) == 1)
-                assert sorted(again.hub.trained_group_ids) == ["1.1", "2.1", "3.1", "4.1"]
+            await b.say(*b.trained([list(b.held.values())]))
+            assert (await a.heard_of("answer")).merged_version == 1
+            assert (await b.heard_of("answer")).merged_version == 1
+            await until(lambda: len(again.hub.records) == 1)
+            assert sorted(again.hub.trained_group_ids) == ["1.1", "2.1", "3.1", "4.1"]
 
 
-async def test_the_newest_stream_of_a_contributor_stays(start: Start, model_dir: Path) -> None:
-    async with start(merge=EXACT) as merging:
-        await served(merging)
-        async with (
-            contributor(merging, model_dir, "a") as older,
-            contributor(merging, model_dir, "a") as newer,
-        ):
-            with refused(Reason.DUPLICATE, "a"):
-                await older.heard_of("group")
-            await merging.give("1.1", "2.1")
-            await newer.say(*newer.trained([await newer.batch(BATCH)]))
-            assert (await newer.heard_of("answer")).merged_version == 1
+async def test_the_newest_stream_of_a_contributor_stays(merges: Start, model_dir: Path) -> None:
+    async with (
+        merges() as merging,
+        contributor(merging, model_dir, "a") as older,
+        contributor(merging, model_dir, "a") as newer,
+    ):
+        with refused(Reason.DUPLICATE, "a"):
+            await older.heard_of("group")
+        await merging.give("1.1", "2.1")
+        await newer.say(*newer.trained([await newer.batch(BATCH)]))
+        assert (await newer.heard_of("answer")).merged_version == 1
 
 
 async def test_a_hello_without_a_model_is_refused_and_takes_no_stream_over(
-    start: Start, model_dir: Path
+    merges: Start, model_dir: Path
 ) -> None:
-    async with start(merge=EXACT) as merging:
-        await served(merging)
-        async with contributor(merging, model_dir, "a") as a:
-            asks = Peer("run", Role.CONTRIBUTOR, "a")
-            assert merging.server is not None
-            address = merging.server.address
-            async with dial(address, asks, purpose=Purpose.CONTRIBUTIONS, now=0.0) as channel:
-                hello = merge_pb2.ContributeRequest(hello=merge_pb2.ContributorHello())
-                with refused(Reason.LAYOUT_MISMATCH), classified():
-                    async for _ in merge_pb2_grpc.MergeServiceStub(channel).Contribute(iter([hello])):
-                        pass
-            await merging.give("1.1", "2.1")
-            await a.say(*a.trained([await a.batch(BATCH)]))
-            assert (await a.heard_of("answer")).merged_version == 1
+    async with merges() as merging, contributor(merging, model_dir, "a") as a:
+        asks = Peer("run", Role.CONTRIBUTOR, "a")
+        assert merging.server is not None
+        address = merging.server.address
+        async with dial(address, asks, purpose=Purpose.CONTRIBUTIONS, now=0.0) as channel:
+            hello = merge_pb2.ContributeRequest(hello=merge_pb2.ContributorHello())
+            with refused(Reason.LAYOUT_MISMATCH), classified():
+                async for _ in merge_pb2_grpc.MergeServiceStub(channel).Contribute(iter([hello])):
+                    pass
+        await merging.give("1.1", "2.1")
+        await a.say(*a.trained([await a.batch(BATCH)]))
+        assert (await a.heard_of("answer")).merged_version == 1
 
 
 async def test_groups_that_taught_nothing_are_consumed_by_a_verdict_and_make_no_version(
-    start: Start, model_dir: Path
+    merges: Start, model_dir: Path
 ) -> None:
-    async with start(merge=EXACT) as merging:
-        await served(merging)
-        async with contributor(merging, model_dir, "a") as a:
-            await merging.hub.give(
-                *(merging.delivered(one, completions=with_rewards(1.0, spread=0.0)) for one in ("1.1", "2.1"))
-            )
-            await a.say(*a.trained([await a.batch(BATCH)]))
-            assert (await a.heard_of("answer")).merged_version == 0
-            hub = merging.hub
-            told = [Verdict.ACCEPTED, Verdict.UNINFORMATIVE]
-            await hub.wait_until(lambda: hub.verdicts_of("1.1") == hub.verdicts_of("2.1") == told)
-            assert merging.loop.version == 0
-            teaching = merging.evidence.teaching
-            assert teaching is not None
-            assert (teaching.groups, teaching.uninformative_groups, teaching.reward_mean) == (2, 2, 1.0)
-            assert merging.shown("uninformative_batches_total") == 1
-            await a.credit(BATCH)
-            await merging.give("3.1", "4.1")
-            await a.say(*a.trained([await a.batch(BATCH)]))
-            assert (await a.heard_of("answer")).merged_version == 1
-            teaching = merging.evidence.teaching
-            assert teaching is not None
-            assert (teaching.groups, teaching.uninformative_groups, teaching.idle_s) == (4, 2, 0.0)
+    async with merges() as merging, contributor(merging, model_dir, "a") as a:
+        await merging.hub.give(
+            *(merging.delivered(one, completions=with_rewards(1.0, spread=0.0)) for one in ("1.1", "2.1"))
+        )
+        await a.say(*a.trained([await a.batch(BATCH)]))
+        assert (await a.heard_of("answer")).merged_version == 0
+        hub = merging.hub
+        told = [Verdict.ACCEPTED, Verdict.UNINFORMATIVE]
+        await hub.wait_until(lambda: hub.verdicts_of("1.1") == hub.verdicts_of("2.1") == told)
+        assert merging.loop.version == 0
+        teaching = merging.evidence.teaching
+        assert teaching is not None
+        assert (teaching.groups, teaching.uninformative_groups, teaching.reward_mean) == (2, 2, 1.0)
+        assert merging.shown("uninformative_batches_total") == 1
+        await a.credit(BATCH)
+        await merging.give("3.1", "4.1")
+        await a.say(*a.trained([await a.batch(BATCH)]))
+        assert (await a.heard_of("answer")).merged_version == 1
+        teaching = merging.evidence.teaching
+        assert teaching is not None
+        assert (teaching.groups, teaching.uninformative_groups, teaching.idle_s) == (4, 2, 0.0)
 
 
 async def test_a_contributors_word_that_a_gradient_was_not_finite_is_held_against_no_sampler(
-    start: Start, model_dir: Path
+    merges: Start, model_dir: Path
 ) -> None:
-    async with start(merge=EXACT) as merging:
-        await served(merging)
-        async with contributor(merging, model_dir, "a") as a:
-            await merging.give("1.1", "2.1")
-            report = json.loads(a.trained([await a.batch(BATCH)])[0].contribution.report)
-            report["not_finite"] = report["steps"].pop()["groups"]
+    async with merges() as merging, contributor(merging, model_dir, "a") as a:
+        await merging.give("1.1", "2.1")
+        report = json.loads(a.trained([await a.batch(BATCH)])[0].contribution.report)
+        report["not_finite"] = report["steps"].pop()["groups"]
+        await a.say(*a.contribution(json.dumps(report).encode(), b""))
+        assert (await a.heard_of("answer")).merged_version == 0
+        hub = merging.hub
+        told = [Verdict.ACCEPTED, Verdict.UNINFORMATIVE]
+        await hub.wait_until(lambda: hub.verdicts_of("1.1") == hub.verdicts_of("2.1") == told)
+
+
+async def test_groups_that_only_one_says_taught_nothing_are_trained_on_by_another(
+    merges: Start, model_dir: Path
+) -> None:
+    async with merges() as merging:
+        async with (
+            contributor(merging, model_dir, "a", credit=BATCH) as a,
+            contributor(merging, model_dir, "b") as b,
+        ):
+            await merging.give("1.1", "2.1", "3.1", "4.1")
+            own = await a.batch(BATCH)
+            report = json.loads(a.trained([own])[0].contribution.report)
+            report["uninformative"] = report["steps"].pop()["groups"]
             await a.say(*a.contribution(json.dumps(report).encode(), b""))
-            assert (await a.heard_of("answer")).merged_version == 0
-            hub = merging.hub
-            told = [Verdict.ACCEPTED, Verdict.UNINFORMATIVE]
-            await hub.wait_until(lambda: hub.verdicts_of("1.1") == hub.verdicts_of("2.1") == told)
+            await b.say(*b.trained([await b.batch(BATCH)]))
+            for one in (a, b):
+                assert (await one.heard_of("answer")).merged_version == 1
+            assert {one.group_id for one in await b.batch(BATCH)} == {one.group_id for one in own}
+            await b.say(*b.trained([list(b.held.values())]))
+            assert (await b.heard_of("answer")).merged_version == 2
+            assert merging.shown("doubted_groups_total", contributor="a") == BATCH
+        await until(lambda: len(merging.hub.trained_group_ids) == 4)
 
 
-async def test_rounds_of_solved_groups_alone_end_a_run_at_its_goal(start: Start, model_dir: Path) -> None:
-    async with start(merge=EXACT, stop_at_reward=1.0, stop_window_versions=2) as merging:
-        await served(merging)
-        async with contributor(merging, model_dir, "a") as a:
-            for ids in (("1.1", "2.1"), ("3.1", "4.1")):
-                assert not merging.state.completion
-                await merging.give(*ids, completions=with_rewards(1.0, spread=0.0))
-                await a.say(*a.trained([await a.batch(BATCH)]))
-                await a.heard_of("answer")
-                await a.credit(BATCH)
-            await until(lambda: bool(merging.state.completion))
+async def test_rounds_of_solved_groups_alone_end_a_run_at_its_goal(merges: Start, model_dir: Path) -> None:
+    async with (
+        merges(stop_at_reward=1.0, stop_window_versions=2) as merging,
+        contributor(merging, model_dir, "a") as a,
+    ):
+        for ids in (("1.1", "2.1"), ("3.1", "4.1")):
+            assert not merging.state.completion
+            await merging.give(*ids, completions=with_rewards(1.0, spread=0.0))
+            await a.say(*a.trained([await a.batch(BATCH)]))
+            await a.heard_of("answer")
+            await a.credit(BATCH)
+        await until(lambda: bool(merging.state.completion))
 
 
-async def test_the_median_of_three_is_what_two_of_them_say(start: Start, model_dir: Path) -> None:
-    async with start(merge=EXACT | {"combine": "median"}) as merging:
-        await served(merging)
+async def test_the_median_of_three_is_what_two_of_them_say(merges: Start, model_dir: Path) -> None:
+    async with merges({"combine": "median"}) as merging:
         before = {name: one.detach().clone() for name, one in merging.policy.parameters.items()}
         async with (
             contributor(merging, model_dir, "a", credit=BATCH) as a,
@@ -421,23 +442,20 @@ async def test_the_median_of_three_is_what_two_of_them_say(start: Start, model_d
 
 
 async def test_a_contribution_that_waits_at_a_checkpoint_is_in_the_version_after_it(
-    start: Start, model_dir: Path
+    merges: Start, model_dir: Path
 ) -> None:
-    async with start(merge=EXACT) as merging:
-        await served(merging)
-        async with contributor(merging, model_dir, "a") as a:
-            await merging.give("1.1", "2.1")
-            await a.say(*a.trained([await a.batch(BATCH)]))
-            await a.heard_of("answer")
-            async with contributor(merging, model_dir, "b", credit=BATCH) as b:
-                await merging.give("3.1", "4.1", "5.1", "6.1", version=1)
-                await b.batch(BATCH)
-                held = [group.group_id for group in await a.batch(BATCH)]
-                sent = a.trained([list(a.held.values())])
-                await a.say(*sent)
-                await until(lambda: (merging.shown("held_payload_bytes") or 0) > 0)
-    async with start(merge=EXACT | {"restart_wait_s": 2.0}) as again:
-        await served(again)
+    async with merges() as merging, contributor(merging, model_dir, "a") as a:
+        await merging.give("1.1", "2.1")
+        await a.say(*a.trained([await a.batch(BATCH)]))
+        await a.heard_of("answer")
+        async with contributor(merging, model_dir, "b", credit=BATCH) as b:
+            await merging.give("3.1", "4.1", "5.1", "6.1", version=1)
+            await b.batch(BATCH)
+            held = [group.group_id for group in await a.batch(BATCH)]
+            sent = a.trained([list(a.held.values())])
+            await a.say(*sent)
+            await until(lambda: (merging.shown("held_payload_bytes") or 0) > 0)
+    async with merges({"restart_wait_s": 2.0}) as again:
         assert (again.loop.version, again.state.restart.replayed_steps) == (1, 0)
         a.running = b.running = again
         await a.connect(held)
@@ -453,11 +471,10 @@ async def test_a_contribution_that_waits_at_a_checkpoint_is_in_the_version_after
 
 
 async def test_norms_that_grow_lower_the_rate_for_good_and_a_restart_replays_it(
-    start: Start, model_dir: Path, tmp_path: Path
+    merges: Start, model_dir: Path, tmp_path: Path
 ) -> None:
     merge = EXACT | {"outer_rate": 0.8, "outer_momentum": 0.2}
-    async with start(merge=merge) as merging:
-        await served(merging)
+    async with merges(merge) as merging:
         async with contributor(merging, model_dir, "a") as a:
             for onto in range(18):
                 before = {name: one.detach().clone() for name, one in merging.policy.parameters.items()}

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from learner.merging.changes.coder import ChangeEncoder, change_limit_bytes, decode_tensors
+from bench.shared.fed_back_encoder import FedBackEncoder
+from learner.merging.changes.coder import change_limit_bytes, decode_tensors
 from learner.merging.merge_settings import Compression
 from support.changes import COMPRESSIONS, SHAPES, changed, drawn, float32_kinds, merge_settings, words_of
 
@@ -31,7 +32,7 @@ def test_full_makes_the_masters_again_to_the_last_bit(seed: int, nearness: str) 
     masters[~masters.isfinite()] = 0
     shapes = {"a": torch.Size([5000])}
     rules = merge_settings("full")
-    payload = ChangeEncoder.of(rules, shapes).encode(changed({"a": masters}, {"a": anchor}))
+    payload = FedBackEncoder(rules, shapes).encode(changed({"a": masters}, {"a": anchor}))
     change = dict(decode_tensors(payload, rules, shapes))["a"]
     made = (anchor.double() + change).float()
     differs = made.view(torch.int32) != masters.view(torch.int32)
@@ -71,7 +72,7 @@ def test_over_many_rounds_of_a_constant_change_the_sum_decoded_is_the_sum_given(
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_some_tensors_alone_leave_the_others_as_they_were(compression: Compression) -> None:
     rules, change, before = merge_settings(compression), drawn(1, scale=1e-2), words_of(drawn(2))
-    encoder, twin = ChangeEncoder.of(rules, SHAPES), ChangeEncoder.of(rules, SHAPES)
+    encoder, twin = FedBackEncoder(rules, SHAPES), FedBackEncoder(rules, SHAPES)
     names = {"bias", "heads"}
     for coder in (encoder, twin):
         coder.encode(change, words_before=before)
@@ -89,7 +90,7 @@ def _rounds(compression: Compression, changes: Sequence[dict[str, Tensor]]) -> l
         After each, the relative distance of the sum of what was decoded from the sum of what was given.
     """
     rules = merge_settings(compression)
-    encoder, start = ChangeEncoder.of(rules, SHAPES), drawn(7, scale=1e-2)
+    encoder, start = FedBackEncoder(rules, SHAPES), drawn(7, scale=1e-2)
     handed_in, given_in_all = [
         {name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()} for _ in "12"
     ]

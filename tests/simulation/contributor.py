@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import torch
 
+from bench.shared.fed_back_encoder import FedBackEncoder
 from heterorl.v1 import merge_pb2
 from learner.contributor.contributor import Contributor
 from learner.contributor.terms import Terms
-from learner.merging.changes.coder import ChangeEncoder
 from learner.merging.contribution import ContributionReport, LocalStep
 from learner.step.train_step import StepOutcome
 from learner.step_log import TrainedGroup
@@ -29,9 +29,10 @@ from node.values.policy import Announcement, PolicyVersion
 from node.values.roles import Role
 from simulation.faults import Plan
 from simulation.hub import LAYOUT, Hub, announcement, peer_of, root_of
+from simulation.hub_calls import HubCalls
 from simulation.learner import SimulatedLearner
 from simulation.merging import SHAPES
-from simulation.network import Network, Stream, call
+from simulation.network import Network, Stream
 from simulation.reached import Instruments, NamedWaits
 from simulation.virtual_loop import Clock, Process
 from simulation.witness import Witness
@@ -82,7 +83,7 @@ class SimulatedContributor:
         self.lies = False
         """Whether it says what is not so: of its groups, its steps, its change."""
         self.network, self.learner, self.witness = network, learner, witness
-        self._hub = hub
+        self._call = HubCalls(process, network, hub)
         self._draw = draw
         self._waits = NamedWaits(reached)
         self._stopping = asyncio.Event()
@@ -126,6 +127,8 @@ class SimulatedContributor:
         try:
             await self._contributor.run(ready=lambda: None, stopping=self._stopping)
         except RefusedError as refused:
+            if refused.reason is Reason.REVOKED:
+                return
             if refused.reason is not Reason.DUPLICATE:
                 self.witness.violated(f"{self.name} is refused for good: {refused}")
             self._replaced(self)
@@ -139,22 +142,8 @@ class SimulatedContributor:
                 await backoff.wait()
 
     async def _announced(self) -> "_Head":
-        announced: Announcement | None = await self._ask()
+        announced: Announcement | None = await self._call(announcement)
         return _Head(None if announced is None else announced.head)
-
-    async def _ask(self) -> Any:
-        def of_process() -> Process | None:
-            hub = self._hub()
-            return None if hub is None else hub.process
-
-        async def handled() -> Any:
-            hub = self._hub()
-            if hub is None:
-                raise ConnectionLost("the coordinator is down")
-            return await announcement(hub)
-
-        link = self.network.link(self.name, "coordinator")
-        return await call(self.process.loop, link, of_process, handled)
 
     async def _mirror(self) -> None:
         """Fetch the newest version, as soon as it is announced."""
@@ -249,20 +238,17 @@ class _Trainer:
             self._steps.append(LocalStep(outcome.numbers, groups, kl_nats))
         return outcome
 
-    def hand_in(self, number: int, *, version: int) -> tuple[Contribution, ContributionReport]:
+    def hand_in(self, number: int, *, version: int) -> tuple[Contribution, float]:
         assert self._terms is not None
         steps, lie = tuple(self._steps), self._draw.randrange(5) if self._contributor.lies else None
-        report = ContributionReport(steps, tuple(self._uninformative), tuple(self._not_finite), norm=1.0)
-        # Those that taught nothing are told of after the version, or trained on again.
-        trained_on = tuple(one.group_id for step in steps for one in step.groups)
-        self._contributor.witness.handed_in(self._contributor.name, number, trained_on)
+        report = ContributionReport(steps, tuple(self._uninformative), tuple(self._not_finite))
         self._steps, self._uninformative, self._not_finite = [], [], []
         payload, size = b"", 1e9 if lie == 0 else 1.0
         if steps:
             change = {
                 name: torch.full(shape, size * self._draw.uniform(0.9, 1.1)) for name, shape in SHAPES.items()
             }
-            payload = ChangeEncoder.of(self._terms.merge, SHAPES).encode(change)
+            payload = FedBackEncoder(self._terms.merge, SHAPES).encode(change)
         match lie:
             case 1:
                 report = ContributionReport(report.steps * 2, report.uninformative, report.not_finite)
@@ -275,7 +261,14 @@ class _Trainer:
                 payload = payload[:-1]
             case 4:
                 version += 1000
-        return Contribution.of(number, version, report.to_json(), payload), report
+        if lie is not None and number % 3 == 0:
+            report, payload = ContributionReport((), tuple(report.groups)), b""
+        # Those that taught nothing are told of after the version, or trained on again.
+        trained_on = tuple(one.group_id for step in report.steps for one in step.groups)
+        self._contributor.witness.handed_in(self._contributor.name, number, trained_on)
+        idle = (*report.uninformative, *report.not_finite)
+        self._contributor.witness.said_nothing(self._contributor.name, (one.group_id for one in idle))
+        return Contribution.of(number, version, report.to_json(), payload), 1.0
 
     def adopt(self, version: int, *, is_refused: bool) -> None:
         self._contributor.words.move_to(version)

@@ -66,6 +66,7 @@ class FaultKind(enum.StrEnum):
     CONTRIBUTOR_TWIN = "a second process of a contributor's name starts"
     CONTRIBUTOR_SLOW = "a contributor takes long for a step"
     CONTRIBUTOR_LIES = "a contributor lies about its groups, its steps and its change"
+    CONTRIBUTOR_REVOKED = "a contributor is revoked"
 
 
 K = FaultKind
@@ -101,6 +102,8 @@ _OF_CONTRIBUTORS = (
     K.CONTRIBUTOR_LIES,
 )
 """Drawn by themselves, where there are contributors, and so is what fails of their network."""
+REVOKING_PART = 0.15
+"""Part of the runs with several contributors in which one is revoked: drawn by itself."""
 MERGING_PART = 0.4
 """Part of the runs in which contributors train, and the learner merges."""
 
@@ -210,7 +213,7 @@ def draw_plan(seed: int) -> Plan:
         evaluates_every_versions=draw.choice((0, 0, 4)),
         faults=(),
     )
-    apart = {*_OF_VERIFIERS, *_OF_STORES, *_OF_CONTRIBUTORS}
+    apart = {*_OF_VERIFIERS, *_OF_STORES, *_OF_CONTRIBUTORS, K.CONTRIBUTOR_REVOKED}
     kinds = tuple(kind for kind in FaultKind if kind not in apart)
     faults = [_drawn(draw.choice(kinds), plan, draw) for _ in range(draw.choice((1, 2, 3, 5)))]
     of_verifiers = random.Random(f"verifiers/{seed}")
@@ -226,6 +229,9 @@ def draw_plan(seed: int) -> Plan:
         kinds = (*_OF_CONTRIBUTORS, *sorted(_OF_PEER))
         drawn = (of_merging.choice(kinds) for _ in range(of_merging.choice((0, 1, 2, 4))))
         faults += [_of_contributor(kind, plan, of_merging) for kind in drawn]
+    of_revoking = random.Random(f"revoking/{seed}")
+    if plan.contributors > 1 and of_revoking.random() < REVOKING_PART:
+        faults.append(_of_contributor(K.CONTRIBUTOR_REVOKED, plan, of_revoking))
     return plan.with_faults(tuple(sorted(faults, key=lambda f: f.at_s)))
 
 
@@ -257,7 +263,8 @@ def _with_contributors(plan: Plan, draw: random.Random) -> Plan:
 def _of_contributor(kind: FaultKind, plan: Plan, draw: random.Random) -> Fault:
     least_s, most_s = _LASTING_S.get(kind, (1.0, 8.0))
     # The first one stays, so that there is somebody who can go on.
-    names = plan.contributor_names[1:] if kind is K.CONTRIBUTOR_GONE else plan.contributor_names
+    is_final = kind in (K.CONTRIBUTOR_GONE, K.CONTRIBUTOR_REVOKED)
+    names = plan.contributor_names[1:] if is_final else plan.contributor_names
     target = draw.choice(names) if names else ""
     if kind is K.CONTRIBUTOR_JOINS:
         target = f"contributor-{plan.contributors + 1 + draw.randrange(2)}"

@@ -191,6 +191,10 @@ class Inflictor:
             case K.CONTRIBUTOR_GONE:
                 world.gone.add(name)
                 return _nothing if world.kill_contributor(name) else None
+            case K.CONTRIBUTOR_REVOKED:
+                self._world.gone.add(name)
+                self._world.learner_disk.revoked.add(name)
+                return _nothing
             case K.CONTRIBUTOR_JOINS:
                 return None if world.start_contributor(name) is None else _nothing
             case K.CONTRIBUTOR_STOPPED if contributor is not None:

@@ -36,8 +36,9 @@ from node.values.run import StepRecord
 from node.weights.planning.cheapest_chain import plan_upload
 from simulation.faults import Plan
 from simulation.hub import LAYOUT, RUN_ID, TOKENIZER, Hub, Shelf, announcement, peer_of, root_of
+from simulation.hub_calls import HubCalls
 from simulation.merging import Merging
-from simulation.network import Network, Stream, call
+from simulation.network import Network, Stream
 from simulation.reached import NamedWaits
 from simulation.virtual_loop import Clock, Process
 from simulation.witness import Witness
@@ -66,6 +67,8 @@ class LearnerDisk:
     """Steps, each with the newest version that had been acknowledged by then."""
     contributed: dict[str, Contributed] = field(default_factory=dict)
     """In the journal, too: the newest contribution of each contributor that was merged."""
+    revoked: set[str] = field(default_factory=set)
+    """Contributors that are shut out, as the coordinator has said."""
     shelf: Shelf = field(default_factory=Shelf)
     """The versions that were published."""
     is_full: bool = False
@@ -99,6 +102,7 @@ class SimulatedLearner:
         self._disk = disk
         self._network = network
         self._hub = hub
+        self._call = HubCalls(process, network, hub)
         self._group_of = group_of
         self._draw = draw
         self._clock = clock
@@ -138,6 +142,7 @@ class SimulatedLearner:
                 plan,
                 self,
                 disk.contributed,
+                disk.revoked,
                 buffer=self._buffer,
                 drain=self._outstanding,
                 wake=self._arrived.set,
@@ -156,20 +161,6 @@ class SimulatedLearner:
     @property
     def waits_for(self) -> str:
         return self._waits.waits_for
-
-    async def _call(self, handle: Callable[[Hub], Any]) -> Any:
-        def of_process() -> Process | None:
-            hub = self._hub()
-            return None if hub is None else hub.process
-
-        async def handled() -> Any:
-            hub = self._hub()
-            if hub is None:
-                raise ConnectionLost("the coordinator is down")
-            return await handle(hub)
-
-        link = self._network.link("learner", "coordinator")
-        return await call(self.process.loop, link, of_process, handled)
 
     async def _drain_for_ever(self) -> None:
         backoff = Backoff(self._draw.random)
@@ -270,6 +261,12 @@ class SimulatedLearner:
         self._outstanding.judged(judged)
         self._owed.set()
 
+    def passed_over(self, groups: Sequence[RolloutGroup], *, contributors: int) -> None:
+        """Consume groups that taught contributors nothing."""
+        for group in groups:
+            self._witness.passed_over(group, contributors=contributors)
+            self.judged(GroupVerdict(group.group_id, Verdict.UNINFORMATIVE))
+
     async def _train(self) -> None:
         while True:
             if self.is_stalled or not await self._advance():
@@ -297,7 +294,13 @@ class SimulatedLearner:
         await self.keep(StepRecord(self.version + 1, names, ages), batch, ())
         return True
 
-    def next_batch(self, groups: int, *, task_digest: bytes | None) -> tuple[RolloutGroup, ...]:
+    def next_batch(
+        self,
+        groups: int,
+        *,
+        task_digest: bytes | None,
+        is_wanted: Callable[[str], bool] = lambda _: True,
+    ) -> tuple[RolloutGroup, ...]:
         """Evict what cannot be trained on any more, and take a batch."""
         for _, judged in self._buffer.evict(
             version=self.version,
@@ -307,7 +310,7 @@ class SimulatedLearner:
             trained_group_ids=self.trained_slots,
         ):
             self.judged(judged)
-        batch = self._buffer.take_batch(groups)
+        batch = self._buffer.take_batch(groups, is_wanted=is_wanted)
         self._witness.batched(batch, version=self.version)
         return batch
 

@@ -8,9 +8,10 @@ Tensors, journal and threads have stand-ins.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, Protocol
@@ -27,12 +28,13 @@ from learner.merging.outer_rates import OuterRates
 from learner.training.merge_taker import MergeTaker
 from learner.training.step_taken import StepTaken, merged_outcome
 from node.clients.rollouts.outstanding_rollouts import OutstandingRollouts
-from node.errors import RefusedError
+from node.errors import Reason, RefusedError
 from node.identity.peer import Peer
+from node.identity.revocation import RevocationList
 from node.rpc.call_ends import ConnectionLost
 from node.serving.merge_servicer import MergeServicer
 from node.values.groups.rollout import RolloutGroup
-from node.values.groups.verdict import GroupVerdict, Verdict
+from node.values.groups.verdict import Verdict
 from node.values.run import StepRecord
 from simulation.faults import Plan
 from simulation.hub import LAYOUT, root_of
@@ -54,7 +56,9 @@ class Account(Protocol):
     @property
     def trained_slots(self) -> TrainedSlots: ...
 
-    def next_batch(self, groups: int, *, task_digest: bytes | None) -> tuple[RolloutGroup, ...]:
+    def next_batch(
+        self, groups: int, *, task_digest: bytes | None, is_wanted: Callable[[str], bool]
+    ) -> tuple[RolloutGroup, ...]:
         """Evict what cannot be trained on any more, and take a batch."""
 
     async def keep(
@@ -62,8 +66,8 @@ class Account(Protocol):
     ) -> None:
         """Put a step into the journal, then tell of it."""
 
-    def judged(self, judged: GroupVerdict) -> None:
-        """Note and tell what became of a group."""
+    def passed_over(self, groups: Sequence[RolloutGroup], *, contributors: int) -> None:
+        """Consume groups without a step, at so many connected contributors."""
 
 
 def learner_config(plan: Plan) -> LearnerConfig:
@@ -89,7 +93,13 @@ class _Merge:
 class _State:
     """``TrainingState``, as far as a merge needs it."""
 
-    def __init__(self, plan: Plan, account: Account, merged: Mapping[str, Contributed]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        account: Account,
+        merged: Mapping[str, Contributed],
+        revoked: Collection[str],
+    ) -> None:
         self.config = learner_config(plan)
         self.policy = SimpleNamespace(
             parameters={name: torch.full(size, 10.0) for name, size in SHAPES.items()}
@@ -100,6 +110,7 @@ class _State:
         self.trainer = SimpleNamespace(words_before=None)
         self.merged = Merged()
         self._account = account
+        self._revoked = revoked
 
     @property
     def version(self) -> int:
@@ -113,6 +124,7 @@ class _State:
         self, handed_in: Sequence[HandedIn], groups: Mapping[str, RolloutGroup], **_: object
     ) -> _Merge:
         assert self.config.merge is not None
+        assert not {one.contributor for one in handed_in}.intersection(self._revoked)
         settings = self.config.merge.of_merge
         batch, outcome, _observed = merged_outcome(handed_in, groups, version=self.version, settings=settings)
         assert outcome.is_applied
@@ -129,10 +141,12 @@ class _Records:
 
     def __init__(self, account: Account) -> None:
         self._account = account
+        self.contributors = 0
+        """Connected."""
 
     async def keep(self, taken: _Merge | StepTaken, batch: Sequence[RolloutGroup]) -> bool:
         if isinstance(taken, StepTaken):
-            self._consume(batch)
+            self._account.passed_over(batch, contributors=self.contributors)
             return True
         names = tuple(group.group_id for group in batch)
         ages = tuple(self._account.version - group.oldest_version for group in batch)
@@ -141,13 +155,9 @@ class _Records:
         await self._account.keep(record, tuple(batch), merged)
         return True
 
-    def _consume(self, groups: Sequence[RolloutGroup]) -> None:
-        for group in groups:
-            self._account.judged(GroupVerdict(group.group_id, Verdict.UNINFORMATIVE))
-
     def refuse(self, groups: Sequence[RolloutGroup], *, verdict: Verdict) -> None:
-        for group in groups:
-            self._account.judged(GroupVerdict(group.group_id, verdict, "not finite"))
+        assert verdict is Verdict.UNINFORMATIVE
+        self._account.passed_over(groups, contributors=self.contributors)
 
 
 class _Drain:
@@ -175,6 +185,7 @@ class Merging:
         plan: Plan,
         account: Account,
         merged: Mapping[str, Contributed],
+        revoked: Collection[str],
         *,
         buffer: BatchBuffer,
         drain: OutstandingRollouts,
@@ -183,7 +194,9 @@ class Merging:
         reached: Counter[str],
     ) -> None:
         metrics: Any = Instruments(reached)
-        self.servicer = MergeServicer(root_of(0), LAYOUT)
+        records: Any = _Records(account)
+        metrics.contributors = SimpleNamespace(set=partial(setattr, records, "contributors"))
+        self.servicer = MergeServicer(root_of(0), LAYOUT, RevocationList(lambda: revoked))
         parts: dict[str, Any] = {
             "coordinator": account,
             "buffer": buffer,
@@ -192,8 +205,7 @@ class Merging:
             "thread": _Thread(),
             "instruments": SimpleNamespace(clock=clock, metrics=SimpleNamespace(merging=metrics)),
         }
-        state: Any = _State(plan, account, merged)
-        records: Any = _Records(account)
+        state: Any = _State(plan, account, merged, revoked)
         run: Any = SimpleNamespace(
             batch_groups=plan.batch_groups, max_staleness_versions=plan.max_staleness_versions
         )
@@ -203,6 +215,8 @@ class Merging:
         """Serve a contributor's stream until it ends."""
         context: Any = _Context(peer)
         try:
+            if self.servicer.revocations.is_revoked(peer.node_id):
+                raise RefusedError(Reason.REVOKED, f"{peer.node_id} was revoked")
             async with aclosing(self.servicer.Contribute(_messages(said), context)) as responses:  # type: ignore[type-var]
                 async for response in responses:
                     told.send(response)

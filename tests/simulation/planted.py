@@ -15,6 +15,7 @@ from unittest import mock
 from learner.intake.batch_buffer import BatchBuffer
 from learner.merging.contributor_streams import ContributorStreams
 from learner.merging.deals import Deals
+from learner.merging.doubts import Doubts
 from learner.training.merge_taker import MergeTaker
 from node.clients.rollouts.outstanding_rollouts import OutstandingRollouts
 from node.coordinator.ledger.ledger_file import Ledger
@@ -145,9 +146,10 @@ def _knows_what_is_announced(self: Accounts, version: int) -> bool:
     return version == 0 or version in self.versions or self.is_on_offer(version)
 
 
-def _gives_back_what_is_merged(self: MergeTaker, handed_in: Any, groups: Any) -> None:
-    _end_round(self, handed_in, groups)
-    self._buffer.put_back(groups.values())
+def _gives_back_what_is_merged(self: MergeTaker, handed_in: Any, doubted: Any) -> None:
+    groups = [group for one in handed_in for group in self._deals.handed_in(one.contributor).values()]
+    _end_round(self, handed_in, doubted)
+    self._buffer.put_back(groups)
 
 
 _end_round = MergeTaker._end_round
@@ -158,6 +160,10 @@ def _knows_no_merged_contribution(self: ContributorStreams, deals: Any, terms: A
 
 
 _begin = ContributorStreams.__init__
+
+
+def _believes_anybody(self: Doubts, name: str, disputed: Any, **_: Any) -> frozenset[str]:
+    return frozenset()
 
 
 def _forgets_what_the_gone_held(self: Deals, *, now: float) -> list[Any]:
@@ -202,6 +208,10 @@ PLANTED = (
     Planted(
         "a learner that starts again knows of no contribution that it merged",
         _patched(ContributorStreams, "__init__", _knows_no_merged_contribution),
+    ),
+    Planted(
+        "one contributor's word that groups taught nothing consumes them",
+        _patched(Doubts, "doubted", _believes_anybody),
     ),
     Planted(
         "groups of a contributor that is gone are dealt to nobody",

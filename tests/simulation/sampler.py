@@ -27,7 +27,8 @@ from sampler.rollouts.work_queue import NOT_GENERATED, JobState, WorkQueue
 from sampler.served_policy import Command, Event, ServedPolicy
 from simulation.faults import Plan
 from simulation.hub import LAYOUT, RUN_ID, TOKENIZER, Hub, announcement, peer_of, root_of
-from simulation.network import Network, call
+from simulation.hub_calls import HubCalls
+from simulation.network import Network
 from simulation.reached import NamedWaits
 from simulation.virtual_loop import Clock, Process
 from simulation.witness import Witness
@@ -65,8 +66,7 @@ class SimulatedSampler:
         self.fails_prompts = False
         self.instance = f"{process.name}/{process.life}"
         self._plan = plan
-        self._network = network
-        self._hub = hub
+        self._call = HubCalls(process, network, hub)
         self._keep = keep
         self._draw = draw
         self._clock = clock
@@ -133,22 +133,6 @@ class SimulatedSampler:
     async def release(self, lease_ids: tuple[str, ...], failed: tuple[FailedLease, ...]) -> int:
         released: int = await self._call(lambda hub: hub.release(self.peer, lease_ids, failed))
         return released
-
-    async def _call(self, handle: Callable[[Hub], Any]) -> Any:
-        """Ask the coordinator."""
-
-        def of_process() -> Process | None:
-            hub = self._hub()
-            return None if hub is None else hub.process
-
-        async def handled() -> Any:
-            hub = self._hub()
-            if hub is None:
-                raise ConnectionLost("the coordinator is down")
-            return await handle(hub)
-
-        link = self._network.link(self.name, "coordinator")
-        return await call(self.process.loop, link, of_process, handled)
 
     # Work on leases.
 

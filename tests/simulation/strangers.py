@@ -17,7 +17,8 @@ from node.values.policy import PolicyVersion
 from node.values.roles import Role
 from simulation.faults import FaultKind, K, Plan
 from simulation.hub import WORK, Hub, peer_of, root_of
-from simulation.network import Network, call
+from simulation.hub_calls import HubCalls
+from simulation.network import Network
 from simulation.sampler import KeepGroup, make_group
 from simulation.virtual_loop import Process
 from simulation.witness import Witness
@@ -45,8 +46,8 @@ class Stranger:
         self.process = process
         self._kind = kind
         self._plan = plan
-        self._network = network
         self._hub = hub
+        self._call = HubCalls(process, network, hub)
         self._keep = keep
         self._draw = draw
         self._witness = witness
@@ -166,17 +167,3 @@ class Stranger:
         encoded = EncodedGroup(b"header", self._keep(group), name, self.process.name)
         submitted = await self._call(lambda hub: hub.submit(encoded, group))
         self._witness.told(self.process.name, name, submitted.verdict)
-
-    async def _call(self, handle: Callable[[Hub], Any]) -> Any:
-        def of_process() -> Process | None:
-            hub = self._hub()
-            return None if hub is None else hub.process
-
-        async def handled() -> Any:
-            hub = self._hub()
-            if hub is None:
-                raise ConnectionLost("the coordinator is down")
-            return await handle(hub)
-
-        link = self._network.link(self.process.name, "coordinator")
-        return await call(self.process.loop, link, of_process, handled)

@@ -80,6 +80,18 @@ def test_what_the_simulator_has_found_stays_mended(seed: int) -> None:
     assert not outcome.violations, told(outcome)
 
 
+@pytest.mark.parametrize("seed", [17, 36])
+def test_a_contribution_counts_although_its_sender_has_started_again_before_it_was_read(seed: int) -> None:
+    faults = (
+        Fault(FaultKind.LEARNER_STALLED, at_s=4.0, for_s=8.0),
+        Fault(FaultKind.CONTRIBUTOR_KILLED, at_s=8.0 + seed % 5, for_s=0.5, target="contributor-1"),
+    )
+    outcome = simulate(draw_plan(seed).with_faults(faults))
+    assert not outcome.violations, told(outcome)
+    assert outcome.reached["contributions contributor-1 merged"]
+    assert not outcome.reached["contributions contributor-1 groups"]
+
+
 def test_plans_draw_every_kind_of_fault() -> None:
     drawn = {fault.kind for seed in range(200) for fault in draw_plan(seed).faults}
     assert drawn == set(FaultKind)

@@ -6,6 +6,7 @@ whose accounts and ledger it reads.
     lost         a group that its sampler was told is safe is in the ledger, trained on, or refused by name
     twice        no slot is in two steps, no lease is granted twice, no group is taken in twice
     merged       a contribution is in one version at most, with all its groups, and its contributor is told so
+    nothing      where there are several contributors, one's word alone consumes no group that would teach
     stale        no step takes a group beyond the staleness bound, and none is dealt to a contributor
     back         versions, steps and epochs never go back, whatever is restarted
     accounts     what is in memory is what the ledger adds up to
@@ -19,7 +20,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -77,6 +78,8 @@ class Witness:
     _trained: dict[int, str] = field(default_factory=dict)
     _handed_in: dict[tuple[str, int], tuple[str, ...]] = field(default_factory=dict)
     """Groups of the contributions by contributor and number, as they were trained on."""
+    _said_nothing: dict[str, set[str]] = field(default_factory=dict)
+    """By group: contributors that have said it taught nothing."""
     _merged: dict[tuple[str, int], int] = field(default_factory=dict)
     """Versions of the contributions that are in the journal, likewise."""
     _acknowledged: int = 0
@@ -194,6 +197,18 @@ class Witness:
     def handed_in(self, contributor: str, number: int, group_ids: tuple[str, ...]) -> None:
         """Note what a contributor has trained on, whatever it says."""
         self._handed_in[contributor, number] = group_ids
+
+    def said_nothing(self, contributor: str, group_ids: Iterable[str]) -> None:
+        """Note what a contributor reports to have taught nothing, whether that is so or not."""
+        for name in group_ids:
+            self._said_nothing.setdefault(name, set()).add(contributor)
+
+    def passed_over(self, group: RolloutGroup, *, contributors: int) -> None:
+        """Check a group that a learner of so many connected contributors consumes without a step."""
+        teaches = len({completion.reward for completion in group.completions}) > 1
+        said = self._said_nothing.get(group.group_id, set())
+        if teaches and contributors > 1 and len(said) < 2:
+            self.violated(f"group {group.group_id} is consumed by the word of {', '.join(said)} alone")
 
     def answered(self, contributor: str, number: int, version: int | None) -> None:
         """Check a learner's answer to a contribution."""

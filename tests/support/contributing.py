@@ -10,9 +10,9 @@ from typing import Any
 import blake3
 import torch
 
+from bench.shared.fed_back_encoder import FedBackEncoder
 from heterorl.v1 import merge_pb2, merge_pb2_grpc, rollout_pb2
 from learner.config import LearnerConfig
-from learner.merging.changes.coder import ChangeEncoder
 from learner.merging.contribution import ContributionReport, LocalStep
 from learner.merging.merge_settings import MergeSettings
 from learner.model.model import load_policy
@@ -138,7 +138,7 @@ class HandContributor:
         payload = b""
         if steps:
             changes = changed(self.policy.parameters, anchor)
-            payload = ChangeEncoder.of(merge, shapes).encode(changes)
+            payload = FedBackEncoder(merge, shapes).encode(changes)
         self.number += 1
         report = ContributionReport(tuple(steps), tuple(uninformative))
         return self.contribution(report.to_json(), payload)
@@ -148,7 +148,7 @@ class HandContributor:
         assert self.terms is not None
         merge = MergeSettings.model_validate(json.loads(self.terms.merge_settings))
         shapes = {name: one.shape for name, one in self.policy.parameters.items()}
-        payload = ChangeEncoder.of(merge, shapes).encode(changes)
+        payload = FedBackEncoder(merge, shapes).encode(changes)
         return self.contribution(self.sent[0].contribution.report, payload)
 
     def contribution(self, report: bytes, payload: bytes) -> list[merge_pb2.ContributeRequest]:

@@ -112,6 +112,8 @@ class RunningLearner:
     base: PublicBase
     server: RpcServer | None
     """The contributors' server, where the learner merges."""
+    revoked: set[str]
+    """Contributors that are shut out."""
 
     @property
     def report(self) -> StepReport | None:
@@ -163,7 +165,7 @@ def contributors_server(contributors: MergeServicer, *, listen: str) -> RpcServe
         listen=listen,
         servicers=(partial(merge_pb2_grpc.add_MergeServiceServicer_to_server, contributors),),
         identity=None,
-        admission=Admission("run", RevocationList(), SystemClock(), lambda **_: None),
+        admission=Admission("run", contributors.revocations, SystemClock(), lambda **_: None),
         drain_grace_s=1.0,
     )
 
@@ -232,9 +234,9 @@ async def learner(
     log = StepLog(state / "steps.jsonl")
     log.catch_up(training_state.progress.step)
     evidence = Evidence(config, clock=clock, metrics=instruments.metrics)
-    contributors, server = None, None
+    contributors, server, revoked = None, None, set[str]()
     if config.merge is not None:
-        contributors = MergeServicer(base.model.root, policy.layout.digest)
+        contributors = MergeServicer(base.model.root, policy.layout.digest, RevocationList(lambda: revoked))
         server = contributors_server(contributors, listen=config.merge.listen)
     loop = TrainingLoop(
         training_state,
@@ -274,6 +276,7 @@ async def learner(
             state,
             base,
             server,
+            revoked,
         )
     finally:
         stopping.set()

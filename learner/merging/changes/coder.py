@@ -88,44 +88,39 @@ class TensorCodec(Protocol):
 
 
 class ChangeEncoder:
-    """Codes one change after another, and keeps what they leave over: 4 bytes an entry."""
+    """Codes one change after another, by ``settings``."""
 
-    def __init__(self, settings: MergeSettings, shapes: Shapes, codec: TensorCodec | None) -> None:
-        """Begin with nothing left over; see ``of``."""
+    def __init__(self, settings: MergeSettings, shapes: Shapes) -> None:
+        """Code changes of masters of these shapes."""
         self._settings = settings
         self._shapes = shapes
-        self._codec = codec
-        self._left_over: dict[str, Tensor] = {}
-
-    @classmethod
-    def of(cls, settings: MergeSettings, shapes: Shapes) -> "ChangeEncoder":
-        """Return an encoder of changes of masters of these shapes, as ``settings`` say."""
-        return cls(settings, shapes, _tensor_codec(settings))
+        self._codec = _tensor_codec(settings)
 
     def encode(
         self,
         changes: Mapping[str, Tensor],
         *,
+        keep: Callable[[str, Tensor], None],
         words_before: WordsBefore | None = None,
-        keep: Callable[[str, Tensor], None] | None = None,
     ) -> bytes:
         """Return the payload of a change.
 
-        Beside the change and what is left over it takes memory for a tensor.
+        Beside the change it takes memory for a tensor.
 
         Args:
-            changes: some or all of the masters' changes, float32 or float64; for ``full`` to be exact, as
-                ``difference`` makes them. Each is asked for once, and none is written.
+            changes: some or all of the masters' changes with what earlier ones left over, float32 or float64;
+                for ``full`` to be exact, as ``difference`` makes them. Each is asked for once, and none is
+                written.
+            keep: takes what a tensor leaves over, flat, and has it in the next ``changes``; ``full`` leaves
+                nothing.
             words_before: the version that the steps began from; needed for ``word_changes``.
-            keep: takes what a tensor leaves over, flat, and has it in the next ``changes``; None: the encoder
-                does.
         Raises:
             ValueError: a name or a shape is not of the masters, or an entry is a NaN or an infinity. What was
                 left over is lost in part then.
         """
         if unknown := sorted(changes.keys() - self._shapes.keys()):
             raise ValueError(f"changes of tensors that the model does not have: {', '.join(unknown[:3])}")
-        here, keep = frozenset(changes), keep or self._left_over.__setitem__
+        here = frozenset(changes)
         to = PayloadWriter()
         to.put(_header(self._settings))
         to.put(np.packbits([name in here for name in sorted(self._shapes)]).tobytes())
@@ -141,14 +136,12 @@ class ChangeEncoder:
         return to.payload()
 
     def _due(self, name: str, changes: Mapping[str, Tensor]) -> Tensor:
-        """Return a change and what is left over, flat, to be written by the caller."""
+        """Return a change, flat, to be written by the caller."""
         change = changes[name]
         if change.shape != self._shapes[name]:
             raise ValueError(f"the change of {name!r} has shape {tuple(change.shape)}")
         dtype = torch.float64 if self._settings.compression == "full" else torch.float32
         due = change.detach().to("cpu", dtype, copy=True).reshape(-1)
-        if (left_over := self._left_over.pop(name, None)) is not None:
-            due += left_over
         if not bool(due.isfinite().all()):
             raise ValueError(f"the change of {name!r} has a NaN or an infinity")
         return due

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 import grpc.aio
 
 from heterorl.v1 import merge_pb2, merge_pb2_grpc, rollout_pb2
-from node.errors import RefusedError
+from node.errors import Reason, RefusedError
 from node.rpc.call_ends import ConnectionLost, classified
 from node.rpc.lasting_stream import LastingStream
 from node.system.backoff import Backoff
@@ -55,6 +55,9 @@ class Account(Protocol):
     def lost(self) -> None:
         """Note that a stream was lost."""
 
+    def refused(self, reason: Reason) -> None:
+        """Note that a stream was refused, for now."""
+
 
 ContributeStream = LastingStream[merge_pb2.ContributeRequest, merge_pb2.ContributeResponse]
 
@@ -77,6 +80,14 @@ def contribute_stream(channel: grpc.aio.Channel, account: Account, *, backoff: B
         if (told := told_from_wire(response)) is not None:
             account.hear(told)
 
+    def refused(refusal: RefusedError) -> AbstractContextManager[None]:
+        if not refusal.reason.is_retryable:
+            raise refusal
+        account.refused(refusal.reason)
+        about = {"reason": refusal.reason, "detail": str(refusal)}
+        logger.warning("the learner refuses contributions now", extra=about)
+        return nullcontext()
+
     def lost(lost: ConnectionLost) -> None:
         account.lost()
         logger.warning("connection to the learner lost", extra={"detail": str(lost)})
@@ -86,7 +97,7 @@ def contribute_stream(channel: grpc.aio.Channel, account: Account, *, backoff: B
         hello=lambda: _hello(account.hello()),
         owed=owed,
         hear=hear,
-        refused=_refused,
+        refused=refused,
         lost=lost,
         backoff=backoff,
     )
@@ -109,12 +120,3 @@ async def say_goodbye(channel: grpc.aio.Channel, hello: ContributorHello) -> Non
 
 def _hello(hello: ContributorHello) -> merge_pb2.ContributeRequest:
     return merge_pb2.ContributeRequest(hello=to_wire(merge_pb2.ContributorHello, hello))
-
-
-def _refused(refusal: RefusedError) -> AbstractContextManager[None]:
-    if not refusal.reason.is_retryable:
-        raise refusal
-    logger.warning(
-        "the learner refuses contributions now", extra={"reason": refusal.reason, "detail": str(refusal)}
-    )
-    return nullcontext()

@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import grpc.aio
@@ -21,6 +22,8 @@ from node.identity.own_identity import OwnIdentity
 from node.rpc.call_ends import call
 from node.rpc.hub import Hub
 from node.system.clock import Clock, moment
+from node.text.text_rules import TextRules
+from node.text.tokenizer import chat_template_digest, tokenizer_digest
 from node.values.policy import PolicyVersion
 from node.values.protocol import OURS, UNNUMBERED, check_common
 from node.values.roles import Role
@@ -54,6 +57,21 @@ class Member:
     context_tokens: int = 0
     text_digest: bytes = b""
     text_summary: str = ""
+
+    def reading(self, model_dir: Path) -> "Member":
+        """Return it with what it reads text by: a model directory's tokenizer, chat template and rules.
+
+        Raises:
+            StartupError: the directory has no tokenizer, or a file is damaged.
+        """
+        rules = TextRules.of(model_dir)
+        return dataclasses.replace(
+            self,
+            tokenizer_digest=tokenizer_digest(model_dir),
+            chat_template_digest=chat_template_digest(model_dir),
+            text_digest=rules.digest,
+            text_summary=rules.summary,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,9 @@ class MergeServiceServicer(object):
         * `FAILED_PRECONDITION` (layout_mismatch): the contributor has another model. Final.
         * `FAILED_PRECONDITION` (base_mismatch): its version 0 is not the run's. Final.
         * `ALREADY_EXISTS` (duplicate): another process contributes under this name; the newer stream stays.
-        * `UNAVAILABLE` (busy): the learner is starting, or there are as many contributors as there may be. Ask again after a pause.
+        * `UNAVAILABLE` (busy): the learner is starting, there are as many contributors as there may be, or a contribution
+          of the process before this one has not been read, or not been answered. Ask again after a pause.
+        * `UNAUTHENTICATED` (revoked): the contributor was revoked; what it has handed in is not merged. Final.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

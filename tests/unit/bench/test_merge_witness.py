@@ -13,12 +13,12 @@ from bench.held_policy import HeldPolicy
 from bench.kill_lab.merge_witness import Merged, MergeWitness
 from bench.kill_lab.plan import Plan
 from bench.kill_lab.stage import Stage
+from bench.shared.fed_back_encoder import FedBackEncoder
 from deploy.runs.run_directory import LEARNER
 from learner.journal.entry_rows import Origin
 from learner.journal.progress import StepEntry
 from learner.journal.restart import JournalPlace
 from learner.journal.step_journal import StepJournal
-from learner.merging.changes.coder import ChangeEncoder
 from learner.merging.merge_settings import MergeSettings
 from learner.objective.entropy_switch import EntropySwitch
 from learner.step_log import TrainedGroup
@@ -89,7 +89,7 @@ def handed_in(which: int, number: int, *ids: str) -> EncodedGroup:
     """Return a contribution of the first or the second contributor, as a row of the journal."""
     about = {"contributor": NAMES[which], "number": number, "base_version": 0}
     steps = [{"numbers": {"tokens": 12}, "groups": [{"group_id": group_id} for group_id in ids]}]
-    encoder = ChangeEncoder.of(SETTINGS, {"w": torch.Size([64])})
+    encoder = FedBackEncoder(SETTINGS, {"w": torch.Size([64])})
     payload = encoder.encode({"w": torch.full((64,), CHANGES[which])})
     header = json.dumps(about) + "\n" + json.dumps({"steps": steps})
     return EncodedGroup(header.encode(), payload)

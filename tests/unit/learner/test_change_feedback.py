@@ -6,7 +6,8 @@ import torch
 from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 from torch import Tensor
 
-from learner.merging.changes.coder import ChangeEncoder, decode_tensors
+from bench.shared.fed_back_encoder import FedBackEncoder
+from learner.merging.changes.coder import decode_tensors
 from learner.merging.merge_settings import MergeSettings
 from support.changes import changed
 
@@ -31,7 +32,7 @@ def error_percent(rules: MergeSettings, *, feeds_back: bool = True) -> float:
     merged = {name: 0.1 * torch.randn(shape, generator=source) for name, shape in SHAPES.items()}
     locals_ = [{name: x.clone().requires_grad_() for name, x in merged.items()} for _ in range(CONTRIBUTORS)]
     optimizers = [torch.optim.Adam(masters.values(), lr=3e-3) for masters in locals_]
-    encoders = [ChangeEncoder.of(rules, SHAPES) for _ in locals_]
+    encoders = [FedBackEncoder(rules, SHAPES) for _ in locals_]
     for _ in range(ROUNDS):
         mean = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
         for masters, optimizer, encoder in zip(locals_, optimizers, encoders, strict=True):
@@ -43,7 +44,7 @@ def error_percent(rules: MergeSettings, *, feeds_back: bool = True) -> float:
                 loss = torch.nn.functional.cross_entropy(logits(masters, images[rows]), labels[rows])
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
-            coder = encoder if feeds_back else ChangeEncoder.of(rules, SHAPES)
+            coder = encoder if feeds_back else FedBackEncoder(rules, SHAPES)
             payload = coder.encode(changed(masters, merged))
             for name, change in decode_tensors(payload, rules, SHAPES):
                 mean[name] += change / CONTRIBUTORS

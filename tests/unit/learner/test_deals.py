@@ -104,7 +104,8 @@ class Contributors(RuleBasedStateMachine):
         while self.deals.held_groups + len(self.pool) < CAPACITY:
             self.made += 1
             self.pool[f"{self.made}.1"] = make_group(f"{self.made}.1")
-        while len(self.pool) >= BATCH and (name := self.deals.taker(now=self.now)) is not None:
+        while len(self.pool) >= BATCH and (takers := self.deals.takers(now=self.now)):
+            name = takers[0]
             assert name in self.streams
             batch = [self.pool.pop(one) for one in list(self.pool)[:BATCH]]
             self.deals.deal(name, batch)
@@ -159,10 +160,10 @@ def dealt(deals: Deals, batches: int) -> list[str]:
     """Deal until nobody takes more, or so many batches; return who took each."""
     takers = []
     for n in range(batches):
-        if (name := deals.taker(now=0.0)) is None:
+        if not (asking := deals.takers(now=0.0)):
             break
-        deals.deal(name, [make_group(f"{n}{place}.1") for place in range(BATCH)])
-        takers.append(name)
+        deals.deal(asking[0], [make_group(f"{n}{place}.1") for place in range(BATCH)])
+        takers.append(asking[0])
     return takers
 
 
@@ -171,8 +172,7 @@ def test_batches_go_round_and_a_greedy_contributor_gets_its_share_only() -> None
     connected(deals, "greedy", "modest")
     assert deals.asking(now=0.0) == {"greedy", "modest"}
     assert dealt(deals, 100) == ["greedy", "modest"] * 3
-    assert deals.taker(now=0.0) is None
-    assert not deals.asking(now=0.0)
+    assert deals.takers(now=0.0) == []
 
 
 def test_there_are_no_more_contributors_than_can_hold_the_groups_of_a_contribution() -> None:
@@ -205,13 +205,13 @@ def test_after_a_restart_groups_are_found_with_those_that_say_they_hold_them(say
     deals.credit("a", 8)
     taken, _ = deals.connect("b", "t", ["1.1", "9.1"], was_trained=nobodys, now=2.0)
     assert taken == (("1.1",) if says else ())
-    assert deals.taker(now=9.0) is None
+    assert deals.takers(now=9.0) == []
     assert deals.next_event_s(now=9.0) == 10.0
     assert deals.is_claimed("2.1") is says
     if says:
         assert deals.found(make_group("2.1")) == "a"
     assert deals.awaits("a", ["1.1", "2.1"]) is says
-    assert deals.taker(now=10.0) == "a"
+    assert deals.takers(now=10.0) == ["a"]
     late, _ = deals.connect("c", "u", ["5.1"], was_trained=nobodys, now=11.0)
     assert late == ("5.1",)
     deals.expire(now=10.0 + TIMEOUT_S)

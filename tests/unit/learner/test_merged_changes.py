@@ -1,5 +1,6 @@
-"""Contributions combined tensor by tensor, whichever tensors each has."""
+"""Contributions combined tensor by tensor, whichever tensors each has; the cosine of each with the mean."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
@@ -7,15 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.merging.changes.coder import ChangeEncoder
+from bench.shared.fed_back_encoder import FedBackEncoder
+from learner.merging.changes.coder import Shapes
 from learner.merging.changes.word_changes import WordsBefore
 from learner.merging.contribution import ContributionReport, LocalStep
 from learner.merging.handed_in import HandedIn
 from learner.merging.merge_settings import MergeSettings
-from learner.merging.outer_optimizer import MergeInputs, merged_tensors
+from learner.merging.outer_optimizer import Merged, MergeInputs, OuterOptimizer, merged_tensors
 from learner.step_log import TrainedGroup
 from node.values.contribution import Contribution
 from node.values.groups.rollout import EncodedGroup
+from support import changes as model
 from support.groups import make_group
 from support.step_lines import make_step_line
 
@@ -24,11 +27,14 @@ FULL = {"method": "diloco", "compression": "full"}
 NO_WORDS = cast(WordsBefore, None)
 
 
-def handed_in(name: str, changes: dict[str, Tensor], settings: MergeSettings, *, groups: int = 2) -> HandedIn:
-    told = tuple(TrainedGroup(f"{name}{number}", "s", 0) for number in range(groups))
-    step = LocalStep(make_step_line(0, tokens=4).numbers, told, (0.0,) * groups)
+def handed_in(
+    name: str, changes: Mapping[str, Tensor], settings: MergeSettings, *, shapes: Shapes = SHAPES
+) -> HandedIn:
+    """Return a contribution of one step on two groups; without changes, it taught nothing."""
+    told = tuple(TrainedGroup(f"{name}{number}", "s", 0) for number in range(2))
+    step = LocalStep(make_step_line(0, tokens=4).numbers, told, (0.0, 0.0))
     report = ContributionReport((step,) if changes else ())
-    payload = ChangeEncoder.of(settings, SHAPES).encode(changes) if changes else b""
+    payload = FedBackEncoder(settings, shapes).encode(changes) if changes else b""
     return HandedIn(name, Contribution.of(1, 0, report.to_json(), payload), report, tokens=8)
 
 
@@ -85,3 +91,57 @@ def test_weights_go_by_tokens_that_were_dealt_and_batches_that_were_consumed() -
     row = honest.journalled()
     again = HandedIn.of_journal(EncodedGroup(row.header, row.columns))
     assert again.worked == honest.worked
+
+
+def merged(*changes: Mapping[str, Tensor]) -> Merged:
+    """Merge contributions of equal weight, named c0, c1, ..."""
+    masters = {name: torch.zeros(shape) for name, shape in model.SHAPES.items()}
+    settings = MergeSettings(method="in_step")
+    those = [
+        handed_in(f"c{number}", change, settings, shapes=model.SHAPES)
+        for number, change in enumerate(changes)
+    ]
+    return OuterOptimizer(masters).merge(MergeInputs(those, settings), model.words_of(masters))
+
+
+def flat(change: Mapping[str, Tensor]) -> Tensor:
+    return torch.cat([change[name].double().flatten() for name in sorted(change)])
+
+
+def along(place: int, size: float) -> dict[str, Tensor]:
+    return {"bias": torch.eye(7)[place] * size}
+
+
+def test_cosines_are_those_of_whole_changes_with_their_mean() -> None:
+    changes = [model.drawn(seed, scale=1.0 + seed) for seed in range(3)]
+    mean = torch.stack([flat(one) for one in changes]).mean(0)
+    found = merged(*changes)
+    assert found.norm == pytest.approx(float(mean.norm()))
+    for number, change in enumerate(changes):
+        cosine = torch.nn.functional.cosine_similarity(flat(change), mean, dim=0)
+        assert found.cosines[f"c{number}"] == pytest.approx(float(cosine))
+    assert found.numbers["merged_cosine_min"] == min(found.cosines.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "cosines"),
+    [
+        ((along(0, 1.0), along(1, 1.0)), (0.5**0.5, 0.5**0.5)),
+        ((along(0, 3.0), along(0, -1.0)), (1.0, -1.0)),
+        ((along(0, 1.0), along(0, -1.0)), (0.0, 0.0)),
+        ((along(0, 1.0), along(0, 0.0)), (1.0, 0.0)),
+        ((along(0, 1.0), {"gain": torch.tensor(2.0)}), (1.0, 1.0)),
+    ],
+    ids=["right angles", "against", "none is left", "a zero", "two fragments"],
+)
+def test_cosines_worked_by_hand(
+    changes: tuple[Mapping[str, Tensor], ...], cosines: tuple[float, ...]
+) -> None:
+    assert tuple(merged(*changes).cosines.values()) == pytest.approx(cosines)
+
+
+def test_one_contribution_alone_has_no_cosine() -> None:
+    one = model.drawn(1)
+    assert merged(one).cosines == merged(one, {}).cosines == {}
+    assert merged(one, {}).contributions == 1
+    assert merged(one).numbers["merged_cosine_min"] is None

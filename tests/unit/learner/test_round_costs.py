@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from bench.changes import payload_bytes as counted_bytes
+from bench.shared.fed_back_encoder import FedBackEncoder
 from bench.shared.random_model import SIZES, qwen3_config
 from learner.contributor.local_masters import LocalMasters
 from learner.merging.changes.coder import ChangeEncoder
@@ -77,7 +78,7 @@ def test_factors_of_noise_have_their_full_rank_and_four_bits_an_entry(rank: int)
     tensors |= {f"norms{layer}": torch.Size([2 * 256 + 2 * 64]) for layer in (0, 1)}
     assert sum(size.numel() for size in tensors.values()) == shape.parameters
     settings = MergeSettings(compression="low_rank", rank=rank)
-    payload = ChangeEncoder.of(settings, tensors).encode(
+    payload = FedBackEncoder(settings, tensors).encode(
         {name: torch.randn(size) for name, size in tensors.items()}
     )
     assert payload_bytes(shape, settings).middle == pytest.approx(len(payload), rel=0.15)
@@ -186,7 +187,7 @@ def test_a_contributor_keeps_as_much_as_planned(
 
     def handed_in() -> object:
         masters = LocalMasters(policy)
-        encoder = ChangeEncoder.of(settings, shapes)
+        encoder = ChangeEncoder(settings, shapes)
         is_exact = settings.compression == "full"
         encoder.encode(masters.changes(shapes.keys(), is_exact=is_exact), keep=masters.keep)
         masters.hand_in(due, overlap=settings.overlap)

@@ -62,25 +62,31 @@ def test_a_contributor_has_one_contribution_here() -> None:
         made.add(Added("a", 0, 1.0))
 
 
+NAMES = st.sets(st.sampled_from("abcdef"))
+
+
 @settings(deadline=None)
 @given(
-    here=st.sets(st.sampled_from("abcdef")),
-    waited_for=st.sets(st.sampled_from("abcdef")),
+    whole=NAMES,
+    partial=NAMES,
+    waited_for=NAMES,
     quorum=st.floats(0.01, 1.0),
     later_s=st.floats(0, 100),
 )
-def test_a_round_that_is_due_has_its_quorum(
-    here: set[str], waited_for: set[str], quorum: float, later_s: float
+def test_a_round_that_is_due_has_its_quorum_of_whole_contributions(
+    whole: set[str], partial: set[str], waited_for: set[str], quorum: float, later_s: float
 ) -> None:
-    made = rounds(*(Added(name, 0, 1.0) for name in sorted(here)), quorum=quorum, grace_s=5.0)
+    here = whole | partial
+    added = [Added(name, 0, 1.0, is_whole=name in whole) for name in sorted(here)]
+    made = rounds(*added, quorum=quorum, grace_s=5.0)
     made.due(waited_for, now=0.0)
     due = made.due(waited_for, now=later_s)
     assert due in ((), tuple(sorted(here)))
     if due:
-        assert len(here) >= quorum * len(here | waited_for)
-        assert waited_for <= here or later_s >= 5.0
+        assert waited_for <= here or (len(whole) >= quorum * len(here | waited_for) and later_s >= 5.0)
     elif here:
         assert waited_for - here
+        assert len(whole) < quorum * len(here | waited_for) or later_s < 5.0
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from learner.model.model import Policy
 from learner.objective.menu import MENU
+from learner.step.step_loss import teaches_where_drawn
 from learner.step.train_step import train_step
 from learner.step_settings import StepSettings
 from node.values.groups.rollout import Completion, RolloutGroup
@@ -259,3 +260,15 @@ def test_the_step_counts_the_tokens_whose_ratios_were_held(
     assert outcome.is_applied
     assert bool(gradient.isfinite().all())
     assert outcome.numbers.clamped_tokens == clamped
+
+
+@pytest.mark.parametrize("name", MENU)
+def test_what_a_batch_teaches_is_known_without_a_model_where_it_was_drawn(model_dir: Path, name: str) -> None:
+    """As many groups teach as a step by the policy that drew them finds."""
+    policy, settings = shared_policy(model_dir), settings_of(name, kl_coefficient=0.0)
+    drawn = nearby(made_up_groups(1), policy, spread=0.0)
+    equal = replace(drawn[0], completions=tuple(replace(one, reward=0.5) for one in drawn[0].completions))
+    for batch in (drawn, [equal], [equal, *drawn[1:]]):
+        _, outcome = gradient_of(policy, batch, settings)
+        teaches = teaches_where_drawn(batch, version=VERSION, settings=settings)
+        assert sum(teaches) == outcome.numbers.teaching_groups, len(batch)
