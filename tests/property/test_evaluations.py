@@ -270,7 +270,7 @@ def test_a_restart_between_any_two_transactions_changes_no_score_and_asks_no_pro
             if is_restarted:
                 run.desk.settled = run.restart
             run.desk.evaluate(0)
-            for sampler in ("s1", "s2") * PROMPTS:
+            for sampler in ("s1", "s2") * (2 * SETTINGS.prompts):
                 for lease_id in run.desk.lease(sampler, 2, held=0):
                     if run.desk.granted[lease_id].purpose is LeasePurpose.TRAINING:
                         run.desk.release(sampler, lease_id)

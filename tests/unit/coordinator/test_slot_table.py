@@ -303,21 +303,16 @@ def busy_desk(open_slots: int) -> Desk:
     return desk
 
 
-@pytest.mark.parametrize(
-    "act",
-    [
-        lambda desk, mine: desk.lease("s1", 4),
-        lambda desk, mine: desk.release("s1", mine[0]),
-        lambda desk, mine: desk.submit(mine[1]),
-        lambda desk, mine: desk.accounts.renew("s1", mine, now=desk.now),
-        lambda desk, mine: desk.train(1, "0.1"),
-        lambda desk, mine: desk.accounts.slots.open.next_undelivered(),
-    ],
-    ids=["lease", "release", "submit", "renew", "step", "deliver"],
-)
-def test_what_a_coordinator_does_for_one_sampler_costs_the_same_however_many_slots_are_open(
-    act: Callable[[Desk, list[str]], object],
-) -> None:
-    few, many = (busy_desk(open_slots) for open_slots in (64, 4096))
-    cost = [steps(partial(act, desk, desk.lease("s1", 4))) for desk in (few, many)]
-    assert cost[1] <= 1.2 * cost[0] + 50
+def test_what_a_coordinator_does_for_one_sampler_costs_the_same_however_many_slots_are_open() -> None:
+    few, many = ((desk, desk.lease("s1", 4)) for desk in (busy_desk(64), busy_desk(4096)))
+    acts: dict[str, Callable[[Desk, list[str]], object]] = {
+        "lease": lambda desk, mine: desk.lease("s1", 4),
+        "renew": lambda desk, mine: desk.accounts.renew("s1", mine, now=desk.now),
+        "submit": lambda desk, mine: desk.submit(mine[1]),
+        "release": lambda desk, mine: desk.release("s1", mine[0]),
+        "deliver": lambda desk, mine: desk.accounts.slots.open.next_undelivered(),
+        "step": lambda desk, mine: desk.train(1, "0.1"),
+    }
+    for name, act in acts.items():
+        cost, cost_of_many = (steps(partial(act, *busy)) for busy in (few, many))
+        assert cost_of_many <= 1.2 * cost + 50, name
