@@ -445,13 +445,6 @@ def test_a_newcomers_groups_go_once_it_has_its_checks(desk: Desk) -> None:
     assert sent(desk) == ["honest"] * (PROVEN_CHECKS - 1)
 
 
-def test_newcomers_alone_fill_whole_batches(desk: Desk) -> None:
-    desk.accounts.reward_checks.close()
-    desk.accounts.terms = replace(desk.accounts.terms, newcomers_part=0.5)
-    spool(desk, "liar", 4)
-    assert sent(desk) == ["liar"] * 4
-
-
 @pytest.mark.parametrize("noise_ratio", [0.005, 0.02, 0.1])
 @pytest.mark.parametrize(("stake", "checks"), [(0.0, 0), (3.5, 7), (1e-6, 4000)])
 def test_a_fair_bet_wins_nothing_on_average_from_an_honest_sampler(

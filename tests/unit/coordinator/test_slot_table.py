@@ -44,14 +44,6 @@ def refuse(desk: Desk, lease_id: str) -> None:
         desk.accounts.apply(Transaction(slots=(slot,)), now=desk.now)
 
 
-def test_an_expired_lease_is_not_lost_while_nobody_else_has_the_prompt(desk: Desk) -> None:
-    desk.lease("s1")
-    desk.expire(TTL_S)
-    assert not desk.accounts.slots.renew("s1", "0.1", now=desk.now)
-    desk.lease("s2")
-    assert desk.accounts.slots.renew("s1", "0.1", now=desk.now)
-
-
 @pytest.mark.parametrize("lease_id", ["7.1", "0.2", "nonsense", "", "0.0", "-1.1", "0.1.1", "00.1", "0.1\n"])
 def test_a_lease_that_was_never_granted_is_lost(desk: Desk, lease_id: str) -> None:
     desk.lease("s1")
@@ -93,16 +85,6 @@ def test_a_judgement_on_an_earlier_attempt_does_not_touch_the_winner(desk: Desk)
     refuse(desk, "0.1")
     assert state(desk) is SlotState.SPOOLED
     assert desk.accounts.slots.judged(0, 1, Verdict.ACCEPTED) is None
-
-
-def test_what_the_learner_trained_on_settles_its_slot_whoever_holds_it(desk: Desk) -> None:
-    desk.lease("s1")
-    desk.submit("0.1", "s1")
-    refuse(desk, "0.1")
-    desk.lease("s2")
-    assert desk.train(1, "0.1").unknown == ()
-    assert desk.accounts.slots.renew("s2", "0.2", now=desk.now)
-    assert desk.submit("0.2", "s2").verdict is Verdict.DUPLICATE
 
 
 RAISED = Failure.PROMPT_FAILED
