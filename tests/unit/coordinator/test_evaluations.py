@@ -145,14 +145,6 @@ def test_what_is_no_id_of_a_held_out_prompts_group_is_none(name: str) -> None:
     assert slot_and_attempt(name) == (-1, 0)
 
 
-def test_without_settings_nothing_is_evaluated_and_every_prompt_is_trained_on() -> None:
-    desk = make_desk(NO_EVALUATION)
-    desk.evaluate(10)
-    assert status(desk) == EvaluationStatus()
-    assert desk.accounts.slots.prompts == 50
-    assert desk.lease() == ["0.1"]
-
-
 def test_the_base_model_comes_first_and_the_last_prompts_are_held_out(desk: Desk) -> None:
     assert status(desk).under_way == BEGUN
     assert desk.accounts.slots.prompts == 46

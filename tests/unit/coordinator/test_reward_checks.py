@@ -117,15 +117,17 @@ def state_of(desk: Desk, name: str) -> SlotState:
     return desk.accounts.slots.open_slots[slot_and_attempt(name)[0]].state
 
 
-def test_every_group_of_a_newcomer_is_drawn_and_never_none_of_a_proven_sampler() -> None:
-    assert checked_share(0, 0) == checked_share(PROVEN_CHECKS, 0) == 1.0
-    assert checked_share(2 * PROVEN_CHECKS, 0) == 0.125
-    assert checked_share(1_000_000, 0) == LEAST_SHARE
-
-
-def test_a_difference_takes_back_the_record_of_a_newcomer() -> None:
-    assert checked_share(2 * PROVEN_CHECKS, 1) == 1.0
-    assert checked_share(3 * PROVEN_CHECKS, 1) == 0.125
+@pytest.mark.parametrize(
+    ("checks", "differing", "share"),
+    [
+        *((0, 0, 1.0), (PROVEN_CHECKS, 0, 1.0), (2 * PROVEN_CHECKS, 0, 0.125), (1_000_000, 0, LEAST_SHARE)),
+        *((2 * PROVEN_CHECKS, 1, 1.0), (3 * PROVEN_CHECKS, 1, 0.125)),  # one takes back a newcomer's record
+    ],
+)
+def test_every_group_of_a_newcomer_is_drawn_and_never_none_of_a_proven_sampler(
+    checks: int, differing: int, share: float
+) -> None:
+    assert checked_share(checks, differing) == share
 
 
 def test_an_honest_sampler_is_checked_in_15_of_its_first_hundred_groups() -> None:
@@ -153,27 +155,6 @@ def test_as_many_groups_are_drawn_as_the_share_says_and_others_with_another_secr
         chosen.append({n for n in range(4000) if checks.is_held(n)})
         assert len(chosen[-1]) == pytest.approx(1000, abs=100)
     assert len(chosen[0] & chosen[1]) == pytest.approx(250, abs=60)
-
-
-def test_in_a_run_that_never_had_a_verifier_nothing_is_held_back_or_owed() -> None:
-    checks = RewardChecks(b"secret", most_held=ROOM, most_owed_bytes=1 << 20)
-    draw(checks, 1)
-    assert not checks.is_held(1)
-    assert checks.next(verifier(checks), NOW_S) is None
-    assert (checks.owed, checks.passed_over) == (0, 0)
-
-
-def test_a_group_is_held_until_what_was_found_is_settled() -> None:
-    checks = opened()
-    draw(checks, 1)
-    one = verifier(checks)
-    held = checks.next(one, NOW_S)
-    assert held == Held(1, "1.1", "s1", NOW_S)
-    assert answer(checks, one, "1.1") == held
-    assert checks.is_held(1)
-    checks.let_go(held)
-    assert not checks.is_held(1)
-    assert checks.answered("1.1", NOW_S) is None
 
 
 def test_a_slot_whose_group_was_replaced_meanwhile_stays_held_for_the_new_one() -> None:

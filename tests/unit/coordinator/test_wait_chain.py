@@ -262,17 +262,13 @@ def test_a_batch_is_not_waited_for_longer_than_the_newest_version_is_old() -> No
 
 
 @pytest.mark.parametrize(
-    ("verifiers", "whom"),
-    [
-        (0, "a verifier, which grades them"),
-        (1, "1 verifier to grade them"),
-        (2, "2 verifiers to grade them"),
-    ],
+    ("verifiers", "whom"), [(0, "a verifier, which"), (1, "1 verifier to"), (2, "2 verifiers to")]
 )
 def test_groups_without_grades_are_named_with_whom_they_wait_for(verifiers: int, whom: str) -> None:
     first, second = waits(ready_groups=3, ungraded_groups=6, ungraded_s=9.0, verifiers=verifiers)
     assert first.waits_for == "groups: 3 of 8 are ready"
-    assert (second.who, second.waits_for, second.for_s) == ("6 groups", whom, 9.0)
+    assert (second.who, second.for_s) == ("6 groups", 9.0)
+    assert second.waits_for.startswith(whom)
     assert "log" in second.remedy
 
 
