@@ -43,7 +43,7 @@ SETTINGS = EvaluationSettings(
 BOUNDS = Bounds(
     concurrency_groups=9, buffer_groups=9, batch_groups=2, max_staleness_versions=2, buffer_bytes=1 << 20
 )
-SEEDS = 8
+SEEDS = 6
 ACTIONS = 400
 
 Answer: TypeAlias = tuple[int, int, str]
