@@ -157,6 +157,14 @@ def test_as_many_groups_are_drawn_as_the_share_says_and_others_with_another_secr
     assert len(chosen[0] & chosen[1]) == pytest.approx(250, abs=60)
 
 
+def test_in_a_run_that_never_had_a_verifier_nothing_is_held_back_or_owed() -> None:
+    checks = RewardChecks(b"secret", most_held=ROOM, most_owed_bytes=1 << 20)
+    draw(checks, 1)
+    assert not checks.is_held(1)
+    assert checks.next(verifier(checks), NOW_S) is None
+    assert (checks.owed, checks.passed_over) == (0, 0)
+
+
 def test_a_slot_whose_group_was_replaced_meanwhile_stays_held_for_the_new_one() -> None:
     checks = opened()
     draw(checks, 1)

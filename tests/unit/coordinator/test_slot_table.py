@@ -44,6 +44,14 @@ def refuse(desk: Desk, lease_id: str) -> None:
         desk.accounts.apply(Transaction(slots=(slot,)), now=desk.now)
 
 
+def test_an_expired_lease_is_not_lost_while_nobody_else_has_the_prompt(desk: Desk) -> None:
+    desk.lease("s1")
+    desk.expire(TTL_S)
+    assert not desk.accounts.slots.renew("s1", "0.1", now=desk.now)
+    desk.lease("s2")
+    assert desk.accounts.slots.renew("s1", "0.1", now=desk.now)
+
+
 @pytest.mark.parametrize("lease_id", ["7.1", "0.2", "nonsense", "", "0.0", "-1.1", "0.1.1", "00.1", "0.1\n"])
 def test_a_lease_that_was_never_granted_is_lost(desk: Desk, lease_id: str) -> None:
     desk.lease("s1")
