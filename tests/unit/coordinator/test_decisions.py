@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from node.coordinator.work.balance import Balance
+from node.coordinator.work.capacity import Capacity
 from node.coordinator.work.decisions import announcements, judged_groups, leasing
 from node.coordinator.work.decisions.decision import NOTHING
 from node.coordinator.work.decisions.leasing import LeaseRequest
@@ -130,6 +131,7 @@ def test_a_group_leased_before_the_options_changed_is_refused_and_not_held_again
 def test_a_group_that_comes_before_the_learner_is_asked_for_again_later() -> None:
     leased = Slot(0, 0, SlotState.LEASED, (Attempt(1, "s1"),), granted=1)
     desk = Desk(make_accounts(Balance(SlotBalance(open_ones=(leased,), next_slot=1))))
+    assert leasing.room(make_accounts(Balance())) == Capacity(0, "learner")
     with refused(Reason.BUSY, "learner") as error:
         desk.submit("0.1")
     assert refusal(error) is Reason.BUSY
