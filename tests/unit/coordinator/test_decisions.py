@@ -195,6 +195,14 @@ def test_the_spool_takes_groups_as_far_as_their_bytes_fit_and_always_a_batch() -
     assert desk.submit("2.1").verdict is Verdict.SPOOLED
 
 
+def test_a_group_that_grows_stale_after_acceptance_is_sampled_again(desk: Desk) -> None:
+    desk.lease()
+    desk.submit("0.1")
+    judge(desk, "0.1", Verdict.ACCEPTED)
+    assert judge(desk, "0.1", Verdict.STALE) == judged_groups.Judged("s1", None)
+    assert desk.lease("s2") == ["0.2"]
+
+
 def test_a_group_that_teaches_nothing_is_consumed_and_makes_nobody_staler(desk: Desk) -> None:
     """Bound 2, batches of 2: 6 groups at version 0, however many of them taught nothing."""
     desk.trust("s1")
