@@ -377,6 +377,14 @@ def test_a_group_without_its_lease_does_not_count(desk: Desk, lease_id: str) -> 
     assert status(desk).under_way == BEGUN
 
 
+def test_an_expired_lease_does_not_win_for_a_sampler_that_has_answered_the_prompt_since(desk: Desk) -> None:
+    late = lease(desk, "s1")
+    desk.expire(TTL_S)
+    assert lease(desk, "s2") == "e0-0.2"
+    answer(desk, 0, 0, 0, 0)  # the last one to the same prompt, in its other slot
+    assert desk.submit(late, "s1", group=desk.answer(late)).verdict is Verdict.DUPLICATE
+
+
 def test_a_heartbeat_keeps_a_lease_while_its_evaluation_lasts(desk: Desk) -> None:
     lease_id = lease(desk)
     desk.now += TTL_S - 1
