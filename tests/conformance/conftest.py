@@ -5,7 +5,8 @@ import os
 import pytest
 
 from sampler.engines.engine_registry import has_vllm
-from support.tiny_run import made, made_once, same_threads_after
+from support.made_run import made, made_once
+from support.tiny_run import same_threads_after
 
 __all__ = ["made", "made_once", "same_threads_after"]
 

@@ -6,7 +6,7 @@ import pytest
 
 from support.hub import RunningHub, running_hub
 from support.identity import MadeRun
-from support.tiny_run import made, made_once
+from support.made_run import made, made_once
 
 __all__ = ["made", "made_once"]
 

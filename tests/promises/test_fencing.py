@@ -7,7 +7,7 @@ import pytest
 
 from heterorl.v1 import common_pb2, membership_pb2
 from node.errors import Reason
-from support.by_rpc import SPOOLED, acknowledged, disk_of, refusal_of, slots, verdicts
+from support.by_rpc import SPOOLED, acknowledged, disk_of, refusal_of, slots, spool, verdicts
 from support.hub import (
     RunningHub,
     answer_to,
@@ -41,13 +41,12 @@ async def test_what_a_fenced_learner_still_says_changes_nothing(hub: RunningHub)
     async with hub.peer() as old, hub.peer() as new, hub.peer(hub.made.sampler) as sampler:
         await old.join()
         await sampler.join()
-        (lease,) = (await sampler.lease()).leases
-        assert (await sampler.submit(lease)).verdict == SPOOLED
+        (name,) = await spool(sampler)
         drain = await old.drain(credits=1)
-        assert await drain.group() == lease.lease_id
+        assert await drain.group() == name
         await new.join(learner_epoch=2)
         fresh = await new.drain(learner_epoch=2, credits=1)
-        assert await fresh.group() == lease.lease_id
+        assert await fresh.group() == name
         assert (await refusal_of(drain.stream.read())).reason is Reason.FENCED
         await fresh.step(1)
         await acknowledged(fresh, 1)
@@ -75,8 +74,7 @@ async def test_a_learner_of_another_history_is_refused_and_disturbs_nobody(
     hub: RunningHub, hello: dict[str, Any], names: tuple[str, ...]
 ) -> None:
     async with members(hub) as (learner, sampler):
-        for lease in (await sampler.lease(2)).leases:
-            assert (await sampler.submit(lease)).verdict == SPOOLED
+        await spool(sampler, 2)
         drain = await learner.drain(credits=9)
         await drain.step(1)
         await drain.step(2, "0.1")

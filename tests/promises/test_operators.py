@@ -1,12 +1,15 @@
 """An operator's words: what a running coordinator does about them, and that they outlive it."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from heterorl.v1 import common_pb2, membership_pb2, rollout_pb2
+from node.coordinator import coordinator_role
 from node.errors import Reason
+from node.rpc.calls.server import ServerLimits
 from node.values.limits import PROBE_S
 from node.values.operator_order import ROLLBACK, Order
 from node.values.roles import Role
@@ -28,6 +31,12 @@ from support.orders import give
 from support.waiting import eventually
 
 OFF = "0.92 +- .05 nats off"
+
+
+@pytest.fixture(autouse=True)
+def recheck_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut streams of who was revoked within a moment instead of seconds."""
+    monkeypatch.setattr(coordinator_role, "ServerLimits", partial(ServerLimits, recheck_s=0.05))
 
 
 async def test_a_paused_run_leases_nothing_finishes_what_is_held_and_stays_paused(

@@ -9,7 +9,6 @@ from node.errors import Reason
 from support.by_rpc import (
     ACCEPTED,
     DUPLICATE,
-    SPOOLED,
     STALE,
     TRAINED,
     UNINFORMATIVE,
@@ -17,18 +16,12 @@ from support.by_rpc import (
     refusal_of,
     row_of,
     slots,
+    spool,
     told,
     until_slots,
     verdicts,
 )
-from support.hub import HandPeer, RunningHub, first_answer, members, step_record
-
-
-async def spool(sampler: HandPeer, groups: int) -> list[str]:
-    """Lease and submit so many groups, and return their ids."""
-    leases = (await sampler.lease(groups)).leases
-    assert [(await sampler.submit(lease)).verdict for lease in leases] == [SPOOLED] * groups
-    return [lease.lease_id for lease in leases]
+from support.hub import RunningHub, first_answer, members, step_record
 
 
 async def test_a_group_goes_from_lease_to_step_and_its_sampler_hears_of_it_until_it_has(

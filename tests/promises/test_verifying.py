@@ -25,13 +25,14 @@ from support.by_rpc import (
     row_of,
     say,
     slots,
+    spool,
     submit_ungraded,
     told,
     until_slots,
     verdicts,
 )
 from support.enrolled import let_in
-from support.hub import HandPeer, RunningHub, joined, members
+from support.hub import RunningHub, joined, members
 from support.identity import MadeRun
 from support.waiting import eventually
 
@@ -43,12 +44,6 @@ A_WHILE_S = 3600.0
 
 def second(made: MadeRun) -> Identity:
     return made.issue(Role.VERIFIER, "verifier-2")
-
-
-async def spool(sampler: HandPeer, groups: int = 1) -> list[str]:
-    leases = (await sampler.lease(groups)).leases
-    assert [(await sampler.submit(lease)).verdict for lease in leases] == [SPOOLED] * groups
-    return [lease.lease_id for lease in leases]
 
 
 async def test_a_newcomers_group_waits_for_its_check_and_then_goes_on(hub: RunningHub) -> None:

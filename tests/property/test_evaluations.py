@@ -2,12 +2,12 @@
 
 import random
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -43,8 +43,11 @@ SETTINGS = EvaluationSettings(
 BOUNDS = Bounds(
     concurrency_groups=9, buffer_groups=9, batch_groups=2, max_staleness_versions=2, buffer_bytes=1 << 20
 )
-SEEDS = 8
+SEEDS = 6
 ACTIONS = 400
+
+Answer: TypeAlias = tuple[int, int, str]
+"""Version, held-out prompt, sampler."""
 
 
 class RestartedDesk(Desk):
@@ -73,8 +76,9 @@ class Run:
         self.desk = RestartedDesk(make_accounts(prompts=PROMPTS, evaluation=SETTINGS, bounds=self.bounds))
         self.meet_verifier()
         self.version = 0
-        self.counted: Counter[tuple[int, int, str]] = Counter()
-        """(version, prompt, sampler) of each group that was answered with SPOOLED."""
+        self.spooled: dict[Answer, float] = {}
+        """Answers that were taken in, and the mean reward that each says."""
+        self.checked: set[Answer] = set()
         self.held = dict.fromkeys(SAMPLERS, 0)
         self.holders: dict[str, str] = {}
 
@@ -123,7 +127,9 @@ class Run:
         if submitted.verdict is Verdict.SPOOLED:
             assert under_way is not None
             assert version == under_way.version
-            self.counted[under_way.version, group.prompt_index, self.holders[lease_id]] += 1
+            answer = (under_way.version, group.prompt_index, self.holders[lease_id])
+            assert answer not in self.spooled
+            self.spooled[answer] = group.reward_mean
             assert (
                 self.desk.submit(lease_id, self.holders[lease_id], group=group).verdict is Verdict.DUPLICATE
             )
@@ -183,21 +189,19 @@ class Run:
         accounts, now = self.desk.accounts, self.desk.now
         self.desk.settle(findings.found(accounts, GroupFinding(held, finding, 0.0), now=now))
         self.desk.accounts.reward_checks.let_go(held, is_checked=True)
-        if not is_good:
-            self.uncount(held.group_id, held.sampler_id)
-
-    def uncount(self, lease_id: str, sampler_id: str) -> None:
-        """Forget an answer that does not count any more: the prompt may be asked of its sampler again."""
-        lease = self.desk.granted[lease_id]
+        lease = self.desk.granted[held.group_id]
         if lease.purpose is LeasePurpose.EVALUATION:
-            del self.counted[lease.policy_version or 0, lease.prompt_index, sampler_id]
+            answer = (lease.policy_version or 0, lease.prompt_index, held.sampler_id)
+            if is_good:
+                self.checked.add(answer)
+            else:  # the prompt may be asked of its sampler again
+                del self.spooled[answer]
 
     def revoke(self) -> None:
         sampler = self.draw.choice(SAMPLERS)
         self.desk.settle(trust.revocation(self.desk.accounts, [sampler], now=self.desk.now))
-        for version, prompt, name in list(self.counted):
-            if name == sampler:
-                del self.counted[version, prompt, name]
+        self.spooled = {answer: reward for answer, reward in self.spooled.items() if answer[2] != sampler}
+        self.checked &= self.spooled.keys()
 
     def restart(self) -> None:
         """Kill the coordinator after its last transaction and start it again."""
@@ -230,12 +234,16 @@ def run_of(seed: int, *, has_verifier: bool = False) -> Iterator[Run]:
 
 
 def check(evaluation: Evaluation, run: Run) -> None:
-    """Compare a record with what the samplers were answered."""
-    spooled = [(prompt, sampler) for version, prompt, sampler in run.counted if version == evaluation.version]
-    assert evaluation.answers <= len(spooled)
-    assert evaluation.counted_prompts <= len({prompt for prompt, _ in spooled})
-    assert evaluation.answers >= evaluation.counted_prompts
-    assert evaluation.has_score is bool(evaluation.finished_at_s and evaluation.is_covered)
+    """Compare the record of an evaluation that has ended with what the samplers were answered."""
+    rewards: dict[int, list[float]] = {}
+    for answer, reward in run.spooled.items():
+        if answer[0] == evaluation.version and (answer in run.checked or not run.has_verifier):
+            rewards.setdefault(answer[1], []).append(reward)
+    assert evaluation.answers == sum(map(len, rewards.values()))
+    assert evaluation.counted_prompts == len(rewards)
+    assert evaluation.has_score is evaluation.is_covered
+    if evaluation.has_score:
+        assert evaluation.reward_mean == pytest.approx(fmean(map(fmean, rewards.values())))
 
 
 @pytest.mark.parametrize("has_verifier", [False, True])
@@ -253,10 +261,10 @@ def test_each_sampler_answers_a_held_out_prompt_at_most_once_and_none_reaches_th
             assert all(slot.kind is SlotKind.TRAIN for slot in run.desk.accounts.slots.open.untrained_slots())
         record = read_evaluations(run.path)
         assert len(record) >= 2, "too little happened"
-        assert set(run.counted.values()) <= {1}
-        assert all(prompt >= PROMPTS - SETTINGS.prompts for _, prompt, _ in run.counted)
+        assert all(prompt >= PROMPTS - SETTINGS.prompts for _, prompt, _ in run.spooled)
         for evaluation in record:
-            check(evaluation, run)
+            if evaluation.finished_at_s:
+                check(evaluation, run)
         assert [one.version for one in record if not one.finished_at_s] in ([], [record[-1].version])
         assert examine(run.path).problems == ()
 
@@ -270,7 +278,7 @@ def test_a_restart_between_any_two_transactions_changes_no_score_and_asks_no_pro
             if is_restarted:
                 run.desk.settled = run.restart
             run.desk.evaluate(0)
-            for sampler in ("s1", "s2") * PROMPTS:
+            for sampler in ("s1", "s2") * (2 * SETTINGS.prompts):
                 for lease_id in run.desk.lease(sampler, 2, held=0):
                     if run.desk.granted[lease_id].purpose is LeasePurpose.TRAINING:
                         run.desk.release(sampler, lease_id)

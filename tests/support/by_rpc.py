@@ -59,6 +59,13 @@ async def say(made: MadeRun, *words: str) -> None:
     assert await asyncio.to_thread(main, [*words, "--state-dir", str(made.directory)]) == 0
 
 
+async def spool(sampler: HandPeer, groups: int = 1) -> list[str]:
+    """Lease and submit so many groups, and return their ids."""
+    leases = (await sampler.lease(groups)).leases
+    assert [(await sampler.submit(lease)).verdict for lease in leases] == [SPOOLED] * groups
+    return [lease.lease_id for lease in leases]
+
+
 async def slots(peer: HandPeer) -> dict[str, int]:
     """Return the run's slots by state, without states that no slot is in."""
     return {state: n for state, n in dict((await peer.status()).slots).items() if n}

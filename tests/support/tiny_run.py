@@ -1,19 +1,15 @@
-"""Fixtures of a run of the tiny model: its files, an engine of its words, its identities.
+"""Fixtures of a run of the tiny model: its files, an engine of its words.
 
 The ``conftest.py`` of a folder imports those that its tests share.
 """
 
-import shutil
-import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from sampler.engines.torch.torch_engine import TorchEngine
-from support.identity import MadeRun, make_run
 from support.tiny_model import make_tiny_model
 
 
@@ -34,15 +30,3 @@ def same_threads_after() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="session")
-def made_once(tmp_path_factory: pytest.TempPathFactory) -> MadeRun:
-    return make_run(tmp_path_factory.mktemp("run"), now=time.time())
-
-
-@pytest.fixture
-def made(made_once: MadeRun, tmp_path: Path) -> MadeRun:
-    """Return a copy of one run: to make one takes 15 ms of a core."""
-    directory = shutil.copytree(made_once.directory, tmp_path / made_once.run_id)
-    return replace(made_once, directory=directory)

@@ -58,7 +58,7 @@ class MergeServiceServicer(object):
         * `FAILED_PRECONDITION` (base_mismatch): its version 0 is not the run's. Final.
         * `ALREADY_EXISTS` (duplicate): another process contributes under this name; the newer stream stays.
         * `UNAVAILABLE` (busy): the learner is starting, there are as many contributors as there may be, or a contribution
-          of the process before this one has not been read, or not been answered. Ask again after a pause.
+        of the process before this one has not been read, or not been answered. Ask again after a pause.
         * `UNAUTHENTICATED` (revoked): the contributor was revoked; what it has handed in is not merged. Final.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -15,6 +15,11 @@ MANY = 1 << 20
 BOTH = ("a", "b")
 
 
+@pytest.fixture
+def bad_prompts() -> BadPrompts:
+    return BadPrompts(retry_s=600)
+
+
 def fail(
     bad_prompts: BadPrompts,
     prompt_index: int = 7,
@@ -52,8 +57,9 @@ def retry_at_s(entry: BadPrompt | None) -> float:
     return entry.retry_at_s
 
 
-def test_what_one_sampler_failed_is_kept_from_it_alone_and_what_two_failed_from_everybody() -> None:
-    bad_prompts = BadPrompts(retry_s=600)
+def test_what_one_sampler_failed_is_kept_from_it_alone_and_what_two_failed_from_everybody(
+    bad_prompts: BadPrompts,
+) -> None:
     fail(bad_prompts, by=["a"], now=0)
     assert [bad_prompts.aside(7, name, now=599) for name in "abc"] == [Aside.FOR_IT, Aside.NOT, Aside.NOT]
     fail(bad_prompts, by=["b"], now=100)
@@ -61,15 +67,13 @@ def test_what_one_sampler_failed_is_kept_from_it_alone_and_what_two_failed_from_
     assert [bad_prompts.aside(7, name, now=700) for name in "abc"] == [Aside.NOT] * 3
 
 
-def test_a_prompt_is_aside_for_a_time_that_doubles() -> None:
-    bad_prompts = BadPrompts(retry_s=600)
+def test_a_prompt_is_aside_for_a_time_that_doubles(bad_prompts: BadPrompts) -> None:
     assert retry_at_s(fail(bad_prompts, now=0)) == 600
     assert retry_at_s(fail(bad_prompts, now=700)) == 700 + 1200
     assert retry_at_s(fail(bad_prompts, now=2000)) == 2000 + 2400
 
 
-def test_the_word_of_one_sampler_doubles_nothing_however_often_it_is_said() -> None:
-    bad_prompts = BadPrompts(retry_s=600)
+def test_the_word_of_one_sampler_doubles_nothing_however_often_it_is_said(bad_prompts: BadPrompts) -> None:
     for now in range(0, 60_000, 600):
         assert retry_at_s(fail(bad_prompts, by=["a"], now=now)) == now + 600
         assert retry_at_s(fail(bad_prompts, by=["a"], now=now + 1)) == now + 600
@@ -86,8 +90,9 @@ def test_pauses_have_an_end(retry_s: float, longest_s: float) -> None:
     assert pause_s == longest_s
 
 
-def test_never_is_more_than_half_of_the_prompts_aside_and_those_aside_longest_come_first() -> None:
-    bad_prompts = BadPrompts(retry_s=600)
+def test_never_is_more_than_half_of_the_prompts_aside_and_those_aside_longest_come_first(
+    bad_prompts: BadPrompts,
+) -> None:
     for n in range(8):
         fail(bad_prompts, n, now=n, prompts=8)
     assert [n for n in range(8) if bad_prompts.aside(n, "c", now=8) is Aside.NOT] == [0, 1, 2, 3]
@@ -95,8 +100,9 @@ def test_never_is_more_than_half_of_the_prompts_aside_and_those_aside_longest_co
     assert restored.newest(MANY) == bad_prompts.newest(MANY)
 
 
-def test_a_sampler_is_kept_from_no_more_than_half_of_the_prompts_and_costs_others_none() -> None:
-    bad_prompts = BadPrompts(retry_s=600)
+def test_a_sampler_is_kept_from_no_more_than_half_of_the_prompts_and_costs_others_none(
+    bad_prompts: BadPrompts,
+) -> None:
     fail(bad_prompts, 9, now=0, prompts=10)
     for n in range(9):
         fail(bad_prompts, n, now=n + 1, by=["a"], prompts=10)
@@ -104,21 +110,18 @@ def test_a_sampler_is_kept_from_no_more_than_half_of_the_prompts_and_costs_other
     assert {bad_prompts.aside(n, "c", now=10) for n in range(9)} == {Aside.NOT}
 
 
-def test_a_prompt_of_a_task_with_one_is_never_aside() -> None:
-    bad_prompts = BadPrompts(retry_s=600)
+def test_a_prompt_of_a_task_with_one_is_never_aside(bad_prompts: BadPrompts) -> None:
     assert fail(bad_prompts, 0, now=0, prompts=1) is None
 
 
-def test_a_success_makes_it_a_prompt_like_any_other() -> None:
-    bad_prompts = BadPrompts(retry_s=600)
+def test_a_success_makes_it_a_prompt_like_any_other(bad_prompts: BadPrompts) -> None:
     fail(bad_prompts, now=0)
     apply(bad_prompts, bad_prompts.lifted(7, 8))
     assert 7 not in bad_prompts
     assert retry_at_s(fail(bad_prompts, now=1000)) == 1600
 
 
-def test_only_a_sampler_that_was_alone_with_its_word_of_late_is_contradicted() -> None:
-    bad_prompts = BadPrompts(retry_s=600)
+def test_only_a_sampler_that_was_alone_with_its_word_of_late_is_contradicted(bad_prompts: BadPrompts) -> None:
     fail(bad_prompts, 1, by=["a"], now=0)
     fail(bad_prompts, 2, now=0)
     assert bad_prompts.contradicted(1, "b", now=1) == ("a",)
@@ -127,8 +130,7 @@ def test_only_a_sampler_that_was_alone_with_its_word_of_late_is_contradicted() -
     assert bad_prompts.contradicted(2, "c", now=1) == bad_prompts.contradicted(3, "c", now=1) == ()
 
 
-def test_what_a_sampler_said_can_be_taken_back() -> None:
-    bad_prompts = BadPrompts(retry_s=600)
+def test_what_a_sampler_said_can_be_taken_back(bad_prompts: BadPrompts) -> None:
     fail(bad_prompts, 1, by=["a"], now=0)
     fail(bad_prompts, 2, now=0)
     fail(bad_prompts, 3, by=["b"], now=0)
@@ -138,24 +140,23 @@ def test_what_a_sampler_said_can_be_taken_back() -> None:
     assert set(bad_prompts.without(None)) == {Gone("bad_prompt", "2"), Gone("bad_prompt", "3")}
 
 
-def test_a_restart_takes_pauses_from_the_configuration_of_now() -> None:
-    bad_prompts = BadPrompts(retry_s=600)
+def test_a_restart_takes_pauses_from_the_configuration_of_now(bad_prompts: BadPrompts) -> None:
     entry = present(fail(bad_prompts, now=100))
     stored = replace(entry, retry_at_s=0.0)
     assert BadPrompts([stored], retry_s=600).newest(1)[0].retry_at_s == 700
     assert BadPrompts([stored], retry_s=0).aside(7, "c", now=100) is Aside.NOT
 
 
-def test_a_clock_that_was_ahead_keeps_no_prompt_aside() -> None:
-    bad_prompts = BadPrompts(retry_s=600)
+def test_a_clock_that_was_ahead_keeps_no_prompt_aside(bad_prompts: BadPrompts) -> None:
     fail(bad_prompts, now=1_000_000_000)
     assert bad_prompts.aside(7, "c", now=0) is Aside.NOT
 
 
-def test_the_newest_are_shown_first_and_the_oldest_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_newest_are_shown_first_and_the_oldest_forgotten(
+    bad_prompts: BadPrompts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     most = 8
     monkeypatch.setattr(slots_bad_prompts, "BAD_PROMPTS", most)
-    bad_prompts = BadPrompts(retry_s=600)
     for number in range(most + 2):
         fail_unseen(bad_prompts, number, now=number)
     fail_unseen(bad_prompts, 2, now=most + 1000)

@@ -276,16 +276,19 @@ def test_there_is_one_answer_of_the_closed_set_or_none_yet(
     for look in looks:
         watch.look(look)
         metrics.show_pace(watch.found)
-        shown = [
-            registry.get_sample_value("heterorl_coordinator_bottleneck", {"by": by, "setting": setting})
-            for by, setting in ANSWERS
-        ]
-        assert sorted(map(bool, shown)) == [False] * (len(ANSWERS) - 1) + [watch.found is not None]
         if (found := watch.found) is not None:
             assert (found.by, found.setting) in ANSWERS
             assert (found.by == BoundBy.SETTING) == bool(found.setting)
             assert 0.0 <= found.learner_wait_ratio <= 1.0
             assert -1e-9 <= found.held_back_ratio <= 1.0 + 1e-9
+    samples = (one for metric in registry.collect() for one in metric.samples)
+    shown = {
+        (one.labels["by"], one.labels["setting"]): one.value
+        for one in samples
+        if one.name == "heterorl_coordinator_bottleneck"
+    }
+    assert shown.keys() == ANSWERS
+    assert sum(shown.values()) == (watch.found is not None)
 
 
 def test_each_wait_in_the_table_is_one_that_peers_name_and_each_setting_exists() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from node.coordinator.work.accounts import Accounts
 from node.coordinator.work.balance import Balance
 from node.coordinator.work.capacity import Capacity
 from node.coordinator.work.decisions import announcements, judged_groups, leasing
@@ -22,7 +21,7 @@ from node.values.groups.failure import Failure
 from node.values.groups.rollout import LeaseGrant
 from node.values.groups.verdict import GroupVerdict, Verdict
 from node.values.policy import PolicyVersion
-from support.coordinator import BOUNDS, LEARNER, NOW_S, TTL_S, WORK, Desk, make_accounts, make_answer
+from support.coordinator import BOUNDS, LEARNER, NOW_S, TTL_S, Desk, make_accounts, make_answer
 from support.groups import make_completion, make_group
 from support.refusals import refused
 
@@ -83,12 +82,6 @@ def test_a_grant_cut_short_by_prompts_that_are_aside_says_that_it_waits_for_prom
     assert answer.waits_for == "prompts"
 
 
-def test_a_lease_says_everything_the_sampler_needs(desk: Desk) -> None:
-    (lease,) = grant(desk).leases
-    assert (lease.task, lease.group_size, lease.sampling) == ("addition", 2, WORK.sampling)
-    assert (lease.lease_id, lease.ttl_s) == ("0.1", TTL_S)
-
-
 def test_what_no_lease_of_its_sender_asked_for_is_answered_without_a_write(desk: Desk) -> None:
     desk.lease("s1")
     desk.submit("0.1", "s1")
@@ -138,20 +131,11 @@ def test_a_group_leased_before_the_options_changed_is_refused_and_not_held_again
 def test_a_group_that_comes_before_the_learner_is_asked_for_again_later() -> None:
     leased = Slot(0, 0, SlotState.LEASED, (Attempt(1, "s1"),), granted=1)
     desk = Desk(make_accounts(Balance(SlotBalance(open_ones=(leased,), next_slot=1))))
+    assert leasing.room(make_accounts(Balance())) == Capacity(0, "learner")
     with refused(Reason.BUSY, "learner") as error:
         desk.submit("0.1")
     assert refusal(error) is Reason.BUSY
     assert desk.accounts.slots.open_slots[0] == leased
-
-
-def test_there_is_room_for_nothing_while_something_is_missing(desk: Desk) -> None:
-    def room(accounts: Accounts) -> Capacity:
-        return leasing.room(accounts)
-
-    assert room(desk.accounts) == Capacity(6, "staleness")
-    assert room(make_accounts(Balance())) == Capacity(0, "learner")
-    desk.accounts.doubt("version 2")
-    assert room(desk.accounts) == Capacity(0, "ledger")
 
 
 def test_a_late_malformed_group_does_not_take_the_prompt_from_its_new_holder(desk: Desk) -> None:

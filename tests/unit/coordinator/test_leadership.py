@@ -168,16 +168,23 @@ def test_a_connection_that_breaks_ends_the_ledger_since_nobody_knows_what_became
     assert len(lost) == 1
 
 
-def test_what_the_database_refuses_is_a_refusal_that_changes_nothing(led: Led, database: str) -> None:
-    ledger, _ = led
-    execute(database, failing_on("groups"))
+@pytest.mark.parametrize(
+    ("condition", "named"),
+    [("disk_full", ()), ("read_only_sql_transaction", ("read-only", "coordinator.ledger at the primary"))],
+)
+def test_what_the_database_refuses_is_a_refusal_that_changes_nothing(
+    led: Led, database: str, condition: str, named: tuple[str, ...]
+) -> None:
+    ledger, lost = led
+    execute(database, failing_on("groups", condition))
     big = EncodedGroup(b"", bytes(1 << 20), "0.1", "s1")
-    with refused(Reason.DISK):
+    with refused(Reason.DISK, *named):
         ledger.record(WRITES, Transaction(stored=big))
     assert ledger.balance().facts == ()
     execute(database, "DROP TRIGGER fails ON groups")
     ledger.record(WRITES, Transaction(stored=big))
     assert ledger.group(0) == big
+    assert lost == []
 
 
 def test_a_leader_that_says_nothing_for_long_loses_its_session(
@@ -352,19 +359,6 @@ def test_a_token_that_was_cancelled_where_the_leader_is_lets_nobody_in(
     spend(records, b"k")  # a retry after a lost answer
     with refused(Reason.TOKEN_REFUSED):
         spend(records, b"another", "sampler-2")
-
-
-def test_a_database_that_became_read_only_is_told_as_that_and_not_as_a_full_disk(
-    led: Led, database: str
-) -> None:
-    ledger, lost = led
-    ledger.record(WRITES)
-    execute(database, failing_on("facts", "read_only_sql_transaction"))
-    with refused(Reason.DISK, "read-only", "coordinator.ledger at the primary"):
-        ledger.record(WRITES)
-    execute(database, "DROP TRIGGER fails ON facts")
-    ledger.record(WRITES)
-    assert lost == []
 
 
 def test_a_coordinator_that_starts_on_a_read_only_database_says_so_and_leads_once_it_is_not(

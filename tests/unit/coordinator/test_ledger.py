@@ -17,7 +17,7 @@ from node.coordinator.ledger.ledger_schema import PAGE_BYTES, SCHEMA_VERSION
 from node.coordinator.work.balance import Transaction
 from node.coordinator.work.samplers.sampler_standing import Standing
 from node.coordinator.work.samplers.tallies import Tally
-from node.coordinator.work.slots.slot import FIRST_RETRY_S, Attempt, Slot, SlotState
+from node.coordinator.work.slots.slot import Attempt, Slot, SlotState
 from node.coordinator.work.slots.slot_generations import Generation
 from node.coordinator.work.terms.model_check import Learner
 from node.coordinator.work.terms.run_data import NO_DATA, DataSeen
@@ -28,7 +28,7 @@ from node.values.groups.failure import BadPrompt, Failure
 from node.values.groups.rollout import EncodedGroup
 from node.values.groups.verdict import Verdict
 from node.values.run import StepRecord
-from support.coordinator import LEARNER, NOW_S, Desk, make_accounts
+from support.coordinator import LEARNER, NOW_S, Desk
 from support.ledgers import make_older
 from support.present import present
 from support.refusals import refused
@@ -82,19 +82,22 @@ def test_the_bytes_of_a_trained_group_are_gone(ledger: LedgerEngine) -> None:
 
 def test_everything_is_there_after_the_ledger_is_opened_again(open_ledger: OpenLedger) -> None:
     announced = (Announced(3, b"r" * 16, 5.0),)
+    data, attempt = DataSeen(b"d" * 16, 100, 10), Attempt(1, "s1", failure=Failure.GRADING_FAILED)
+    failed = Slot(1, 7, SlotState.AVAILABLE, (attempt,), granted=1)
     with open_ledger() as ledger:
+        assert ledger.balance().data == NO_DATA
         stored = spool_one(ledger)
-        ledger.record(Transaction(announced=announced, facts=(LEARNER, Tally("s2", staleness_versions=5))))
+        facts = (LEARNER, data, Tally("s2", staleness_versions=5))
+        ledger.record(Transaction(slots=(failed,), announced=announced, facts=facts))
         before = ledger.balance()
     with open_ledger() as again:
         balance = again.balance()
         assert balance == before
         assert again.group(0) == stored
-    assert balance.announced == announced
-    assert balance.only(Learner) == LEARNER
-    tallies = Tally("s1", {Verdict.SPOOLED: 1}), Tally("s2", staleness_versions=5)
-    assert balance.of(Tally) == tallies
+    assert (balance.announced, balance.data, balance.only(Learner)) == (announced, data, LEARNER)
+    assert balance.of(Tally) == (Tally("s1", {Verdict.SPOOLED: 1}), Tally("s2", staleness_versions=5))
     assert balance.spooled_at_s == {0: stored.spooled_at_s}
+    assert balance.slots.open_ones[1] == failed
 
 
 def test_a_transaction_that_fails_leaves_nothing_behind(ledger: LedgerEngine) -> None:
@@ -159,25 +162,6 @@ def test_a_half_made_ledger_is_made_whole(path: Path) -> None:
     path.touch()
     with closing(Ledger.open(path, run_id="run")) as ledger:
         assert ledger.balance().slots.open_ones == ()
-
-
-def test_faults_and_bad_prompts_survive_a_restart(open_ledger: OpenLedger) -> None:
-    desk = Desk()
-    desk.lease("s1", 2)
-    desk.fail("0.1", fault=Failure.PROMPT_TOO_LONG, detail="500 tokens")
-    desk.fail("1.1", fault=Failure.GRADING_FAILED, detail="ValueError")
-    desk.now += FIRST_RETRY_S
-    desk.fail(desk.lease("s2")[0], "s2", fault=Failure.PROMPT_TOO_LONG, detail="500 tokens")
-    with open_ledger() as ledger:
-        for transaction in desk.transactions:
-            ledger.record(transaction)
-    with open_ledger() as again:
-        accounts = make_accounts(again.balance())
-    assert accounts.slots.open_slots[1].attempts == (Attempt(1, "s1", failure=Failure.GRADING_FAILED),)
-    assert accounts.slots.counts()[SlotState.ABANDONED] == 1
-    assert accounts.bad_prompts.newest(9) == desk.accounts.bad_prompts.newest(9)
-    assert [bad.said_by for bad in accounts.bad_prompts.newest(9)] == [("s1", "s2"), ("s1",)]
-    assert list(accounts.standings) == list(desk.accounts.standings)
 
 
 def test_what_is_replaced_ended_or_said_again_is_read_back_as_it_is_now(open_ledger: OpenLedger) -> None:
@@ -251,16 +235,6 @@ def test_lost_and_found_slots_are_told_from_the_others(open_ledger: OpenLedger) 
     assert (balance.slots.lost, balance.slots.found, balance.slots.next_slot) == ((5,), (8,), 100)
     assert [each.number for each in balance.slots.open_ones] == [6]
     assert balance.slots.settled == {SlotState.TRAINED: 2, SlotState.LOST: 1}
-
-
-def test_the_data_of_a_run_survives_a_restart(open_ledger: OpenLedger) -> None:
-    seen = DataSeen(b"d" * 16, 100, 10)
-    learner = replace(LEARNER, chat_template_digest=b"c" * 16)
-    with open_ledger() as ledger:
-        assert ledger.balance().data == NO_DATA
-        ledger.record(Transaction(facts=(seen, learner)))
-    with open_ledger() as again:
-        assert (again.balance().data, again.balance().only(Learner)) == (seen, learner)
 
 
 @pytest.mark.parametrize("schema", [1, 2])

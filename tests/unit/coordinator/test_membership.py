@@ -21,28 +21,6 @@ def state(members: Membership, peer: Peer = PEER) -> PeerState:
     return next(member.state for member in members.members if member.peer == peer)
 
 
-def test_a_peer_is_live_from_its_first_heartbeat(members: Membership) -> None:
-    members.join(PEER, 0)
-    assert state(members) is PeerState.JOINED
-    members.heartbeat(PEER, 1)
-    assert state(members) is PeerState.LIVE
-
-
-def test_a_peer_falls_silent_after_its_time_and_not_before(members: Membership) -> None:
-    members.join(PEER, 0)
-    members.heartbeat(PEER, 5)
-    assert members.expire(15) == ()
-    assert [member.state for member in members.expire(15.1)] == [PeerState.SILENT]
-    assert members.expire(16) == ()
-
-
-def test_a_silent_peer_goes_on_with_a_heartbeat(members: Membership) -> None:
-    members.join(PEER, 0)
-    members.expire(100)
-    members.heartbeat(PEER, 101)
-    assert state(members) is PeerState.LIVE
-
-
 @pytest.mark.parametrize("how", ["leave", "silence"])
 def test_a_peer_that_left_must_join_again(members: Membership, how: str) -> None:
     members.join(PEER, 0)
@@ -56,11 +34,16 @@ def test_a_peer_that_left_must_join_again(members: Membership, how: str) -> None
     members.heartbeat(PEER, 3)
 
 
-def test_a_peer_is_given_up_after_its_time_and_said_so_once(members: Membership) -> None:
+def test_the_life_of_a_peer_goes_by_its_heartbeats_and_each_change_is_told_once(members: Membership) -> None:
     members.join(PEER, 0)
-    assert [member.state for member in members.expire(GONE_AFTER_S)] == [PeerState.SILENT]
-    assert [member.state for member in members.expire(GONE_AFTER_S + 1)] == [PeerState.LEFT]
-    assert members.expire(GONE_AFTER_S + 2) == ()
+    assert state(members) is PeerState.JOINED
+    for heard_s in (5, 100):  # when it is silent, it goes on
+        members.heartbeat(PEER, heard_s)
+        assert state(members) is PeerState.LIVE
+        told = [[member.state for member in members.expire(heard_s + for_s)] for for_s in (10, 10.1, 11)]
+        assert told == [[], [PeerState.SILENT], []]
+    for for_s, told_now in ((0, []), (0.1, [PeerState.LEFT]), (1, [])):
+        assert [member.state for member in members.expire(100 + GONE_AFTER_S + for_s)] == told_now
 
 
 def test_peers_of_one_name_and_two_roles_are_two_peers(members: Membership) -> None:

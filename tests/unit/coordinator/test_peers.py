@@ -167,7 +167,8 @@ def fleet_of(peers: Peers, *, samplers: int) -> None:
 
 
 def names(peers: Peers, **query: Any) -> list[str]:
-    return [row.node_id for row in PeerTable(peers, revoked=tuple).page(PeerQuery(**query), NOW_S + 10)[0]]
+    rows, _ = PeerTable(peers, revoked=tuple).page(PeerQuery(**query), NOW_S + 10)
+    return [row.node_id for row in rows]
 
 
 def test_what_an_operator_changed_in_the_learner_is_unusual(peers: Peers) -> None:

@@ -117,15 +117,17 @@ def state_of(desk: Desk, name: str) -> SlotState:
     return desk.accounts.slots.open_slots[slot_and_attempt(name)[0]].state
 
 
-def test_every_group_of_a_newcomer_is_drawn_and_never_none_of_a_proven_sampler() -> None:
-    assert checked_share(0, 0) == checked_share(PROVEN_CHECKS, 0) == 1.0
-    assert checked_share(2 * PROVEN_CHECKS, 0) == 0.125
-    assert checked_share(1_000_000, 0) == LEAST_SHARE
-
-
-def test_a_difference_takes_back_the_record_of_a_newcomer() -> None:
-    assert checked_share(2 * PROVEN_CHECKS, 1) == 1.0
-    assert checked_share(3 * PROVEN_CHECKS, 1) == 0.125
+@pytest.mark.parametrize(
+    ("checks", "differing", "share"),
+    [
+        *((0, 0, 1.0), (PROVEN_CHECKS, 0, 1.0), (2 * PROVEN_CHECKS, 0, 0.125), (1_000_000, 0, LEAST_SHARE)),
+        *((2 * PROVEN_CHECKS, 1, 1.0), (3 * PROVEN_CHECKS, 1, 0.125)),  # one takes back a newcomer's record
+    ],
+)
+def test_every_group_of_a_newcomer_is_drawn_and_never_none_of_a_proven_sampler(
+    checks: int, differing: int, share: float
+) -> None:
+    assert checked_share(checks, differing) == share
 
 
 def test_an_honest_sampler_is_checked_in_15_of_its_first_hundred_groups() -> None:
@@ -161,19 +163,6 @@ def test_in_a_run_that_never_had_a_verifier_nothing_is_held_back_or_owed() -> No
     assert not checks.is_held(1)
     assert checks.next(verifier(checks), NOW_S) is None
     assert (checks.owed, checks.passed_over) == (0, 0)
-
-
-def test_a_group_is_held_until_what_was_found_is_settled() -> None:
-    checks = opened()
-    draw(checks, 1)
-    one = verifier(checks)
-    held = checks.next(one, NOW_S)
-    assert held == Held(1, "1.1", "s1", NOW_S)
-    assert answer(checks, one, "1.1") == held
-    assert checks.is_held(1)
-    checks.let_go(held)
-    assert not checks.is_held(1)
-    assert checks.answered("1.1", NOW_S) is None
 
 
 def test_a_slot_whose_group_was_replaced_meanwhile_stays_held_for_the_new_one() -> None:
@@ -443,13 +432,6 @@ def test_a_newcomers_groups_go_once_it_has_its_checks(desk: Desk) -> None:
     assert sent(desk) == ["honest"]
     find(desk, RewardCheck.AGREED, sampler_id="honest")
     assert sent(desk) == ["honest"] * (PROVEN_CHECKS - 1)
-
-
-def test_newcomers_alone_fill_whole_batches(desk: Desk) -> None:
-    desk.accounts.reward_checks.close()
-    desk.accounts.terms = replace(desk.accounts.terms, newcomers_part=0.5)
-    spool(desk, "liar", 4)
-    assert sent(desk) == ["liar"] * 4
 
 
 @pytest.mark.parametrize("noise_ratio", [0.005, 0.02, 0.1])

@@ -95,16 +95,6 @@ def test_a_judgement_on_an_earlier_attempt_does_not_touch_the_winner(desk: Desk)
     assert desk.accounts.slots.judged(0, 1, Verdict.ACCEPTED) is None
 
 
-def test_what_the_learner_trained_on_settles_its_slot_whoever_holds_it(desk: Desk) -> None:
-    desk.lease("s1")
-    desk.submit("0.1", "s1")
-    refuse(desk, "0.1")
-    desk.lease("s2")
-    assert desk.train(1, "0.1").unknown == ()
-    assert desk.accounts.slots.renew("s2", "0.2", now=desk.now)
-    assert desk.submit("0.2", "s2").verdict is Verdict.DUPLICATE
-
-
 RAISED = Failure.PROMPT_FAILED
 
 
@@ -303,21 +293,16 @@ def busy_desk(open_slots: int) -> Desk:
     return desk
 
 
-@pytest.mark.parametrize(
-    "act",
-    [
-        lambda desk, mine: desk.lease("s1", 4),
-        lambda desk, mine: desk.release("s1", mine[0]),
-        lambda desk, mine: desk.submit(mine[1]),
-        lambda desk, mine: desk.accounts.renew("s1", mine, now=desk.now),
-        lambda desk, mine: desk.train(1, "0.1"),
-        lambda desk, mine: desk.accounts.slots.open.next_undelivered(),
-    ],
-    ids=["lease", "release", "submit", "renew", "step", "deliver"],
-)
-def test_what_a_coordinator_does_for_one_sampler_costs_the_same_however_many_slots_are_open(
-    act: Callable[[Desk, list[str]], object],
-) -> None:
-    few, many = (busy_desk(open_slots) for open_slots in (64, 4096))
-    cost = [steps(partial(act, desk, desk.lease("s1", 4))) for desk in (few, many)]
-    assert cost[1] <= 1.2 * cost[0] + 50
+def test_what_a_coordinator_does_for_one_sampler_costs_the_same_however_many_slots_are_open() -> None:
+    few, many = ((desk, desk.lease("s1", 4)) for desk in (busy_desk(64), busy_desk(4096)))
+    acts: dict[str, Callable[[Desk, list[str]], object]] = {
+        "lease": lambda desk, mine: desk.lease("s1", 4),
+        "renew": lambda desk, mine: desk.accounts.renew("s1", mine, now=desk.now),
+        "submit": lambda desk, mine: desk.submit(mine[1]),
+        "release": lambda desk, mine: desk.release("s1", mine[0]),
+        "deliver": lambda desk, mine: desk.accounts.slots.open.next_undelivered(),
+        "step": lambda desk, mine: desk.train(1, "0.1"),
+    }
+    for name, act in acts.items():
+        cost, cost_of_many = (steps(partial(act, *busy)) for busy in (few, many))
+        assert cost_of_many <= 1.2 * cost + 50, name

@@ -82,13 +82,17 @@ def test_the_coordinators_own_fault_is_told_before_anything_that_others_wait_for
     ("facts", "doing"),
     [
         ({"live_learners": 0, "live_samplers": 1}, "1 sampler goes on with version 7"),
-        ({"live_learners": 0, "live_samplers": 2}, "2 samplers go on with version 7"),
+        ({"live_learners": 0, "version": None}, "2 samplers go on with no version yet"),
         ({"live_samplers": 1, "ready_groups": 1}, "1 sampler fills the batch after version 7"),
+        ({"live_samplers": 0}, "the learner holds version 7"),
         ({"lacks_verifier": True, "ready_groups": 1}, "1 group waits at version 7"),
         ({"ready_groups": 1, "batch_groups": 1}, "training at version 7, with 1 group ready"),
+        ({"ledger_gap": "steps 3 to 4"}, "nothing is leased at version 7"),
+        ({"idle_s": 300.0, "ready_groups": 0}, "batches are consumed at version 7"),
+        ({"learner_waits_for": "disk"}, "8 groups are ready for the learner after version 7"),
     ],
 )
-def test_one_is_singular(facts: Any, doing: str) -> None:
+def test_a_headline_says_what_goes_on(facts: Any, doing: str) -> None:
     assert explained(replace(FACTS, **facts), (GENERATES,))[0].doing == doing
 
 
@@ -110,79 +114,31 @@ def test_a_run_that_moves_waits_for_nothing() -> None:
     assert full.doing.endswith("with 8 groups ready, and no more are leased (bound by concurrency)")
 
 
-LEARNER_GONE = "the learner, which is not heard of"
+NOT_HEARD = "the learner, which is not heard of"
+UNCONFIRMED = "the learner to find the ledger whole"
+NO_GROUP = "a group that teaches something"
 
 
 @pytest.mark.parametrize(
-    ("facts", "doing", "waits_for", "for_s"),
+    ("facts", "waits_for", "for_s"),
     [
-        (
-            {"ledger_gap": "steps 3 to 4", "live_learners": 0},
-            "nothing is leased at version 7",
-            "the newest ledger",
-            600.0,
-        ),
-        (
-            {"live_learners": 0, "learner_unheard_s": None, "version": None},
-            "2 samplers go on with no version yet",
-            "a learner",
-            600.0,
-        ),
-        (
-            {"live_learners": 0, "learner_unheard_s": 25.0, "live_samplers": 0},
-            "0 samplers go on with version 7",
-            LEARNER_GONE,
-            25.0,
-        ),
-        (
-            {"learner_waits_for": "done: version 9 of 9", "live_samplers": 0},
-            "the learner holds version 7",
-            "nothing: it is over",
-            40.0,
-        ),
-        (
-            {"live_samplers": 0, "sampler_unheard_s": None},
-            "the learner holds version 7",
-            "samplers",
-            600.0,
-        ),
-        (
-            {"live_samplers": 0, "sampler_unheard_s": 75.0, "idle_s": 5.0},
-            "the learner holds version 7",
-            "samplers",
-            75.0,
-        ),
-        (
-            {"is_confirmed": False},
-            "nothing is leased at version 7",
-            "the learner to find the ledger whole",
-            600.0,
-        ),
-        (
-            {"idle_s": 300.0, "ready_groups": 0},
-            "batches are consumed at version 7",
-            "a group that teaches something",
-            300.0,
-        ),
-        (
-            {"ready_groups": 3},
-            "2 samplers fill the batch after version 7",
-            "groups: 3 of 8 are ready",
-            40.0,
-        ),
-        (
-            {"learner_waits_for": "disk", "capacity_groups": 0},
-            "8 groups are ready for the learner after version 7",
-            "disk",
-            40.0,
-        ),
+        ({"ledger_gap": "steps 3 to 4", "live_learners": 0}, "the newest ledger", 600.0),
+        ({"live_learners": 0, "learner_unheard_s": None}, "a learner", 600.0),
+        ({"live_learners": 0, "learner_unheard_s": 25.0, "live_samplers": 0}, NOT_HEARD, 25.0),
+        ({"learner_waits_for": "done: version 9 of 9", "live_samplers": 0}, "nothing: it is over", 40.0),
+        ({"live_samplers": 0, "sampler_unheard_s": None}, "samplers", 600.0),
+        ({"live_samplers": 0, "sampler_unheard_s": 75.0, "idle_s": 5.0}, "samplers", 75.0),
+        ({"is_confirmed": False}, UNCONFIRMED, 600.0),
+        ({"idle_s": 300.0, "ready_groups": 0}, NO_GROUP, 300.0),
+        ({"ready_groups": 3}, "groups: 3 of 8 are ready", 40.0),
+        ({"learner_waits_for": "disk", "capacity_groups": 0}, "disk", 40.0),
     ],
 )
 def test_the_cause_that_hides_the_others_is_the_headline_and_the_first_link(
-    facts: dict[str, Any], doing: str, waits_for: str, for_s: float
+    facts: dict[str, Any], waits_for: str, for_s: float
 ) -> None:
     headline, links = explained(replace(FACTS, **facts), (GENERATES,))
-    assert headline == Headline(doing, waits_for, for_s)
+    assert (headline.waits_for, headline.for_s) == (waits_for, for_s)
     assert (links[0].waits_for, links[0].for_s) == (waits_for, for_s)
     assert links[-1].remedy
 
@@ -253,7 +209,9 @@ def test_every_wait_that_our_code_can_name_has_a_remedy() -> None:
     literals = set()
     for package in (node, learner, sampler):
         for path in Path(package.__file__ or "").parent.rglob("*.py"):
-            for call in ast.walk(ast.parse(path.read_text())):
+            if "waiting(" not in (text := path.read_text()):
+                continue
+            for call in ast.walk(ast.parse(text)):
                 if isinstance(call, ast.Call) and getattr(call.func, "attr", "").endswith("waiting"):
                     literals |= {one.value for one in call.args if isinstance(one, ast.Constant)}
     assert len(literals) > 8
@@ -304,17 +262,13 @@ def test_a_batch_is_not_waited_for_longer_than_the_newest_version_is_old() -> No
 
 
 @pytest.mark.parametrize(
-    ("verifiers", "whom"),
-    [
-        (0, "a verifier, which grades them"),
-        (1, "1 verifier to grade them"),
-        (2, "2 verifiers to grade them"),
-    ],
+    ("verifiers", "whom"), [(0, "a verifier, which"), (1, "1 verifier to"), (2, "2 verifiers to")]
 )
 def test_groups_without_grades_are_named_with_whom_they_wait_for(verifiers: int, whom: str) -> None:
     first, second = waits(ready_groups=3, ungraded_groups=6, ungraded_s=9.0, verifiers=verifiers)
     assert first.waits_for == "groups: 3 of 8 are ready"
-    assert (second.who, second.waits_for, second.for_s) == ("6 groups", whom, 9.0)
+    assert (second.who, second.for_s) == ("6 groups", 9.0)
+    assert second.waits_for.startswith(whom)
     assert "log" in second.remedy
 
 

@@ -34,6 +34,14 @@ def run_token(*arguments: str) -> int:
     return token_command.run(parser.parse_args(arguments))
 
 
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the directory of a run that was just made."""
+    run_init(str(tmp_path / "run"), "--run-id", "first")
+    capsys.readouterr()
+    return str(tmp_path / "run")
+
+
 def test_init_makes_everything_a_run_starts_from(tmp_path: Path) -> None:
     run = init_run(tmp_path / "run", run_id="first", hosts=["hub.example.org"], now=NOW_S)
     root = tmp_path / "run"
@@ -113,13 +121,10 @@ def test_init_names_a_wrong_run_id_and_makes_nothing(tmp_path: Path, run_id: str
 
 
 def test_token_prints_the_token_alone_on_standard_output(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    root = str(tmp_path / "run")
-    run_init(root, "--run-id", "first")
-    capsys.readouterr()
     arguments = ("--role", "sampler", "--node-id", "s1", "--ttl", "30m", "--address", "hub:7401")
-    assert run_token(root, *arguments) == 0
+    assert run_token(run, *arguments) == 0
     printed = capsys.readouterr()
     token = Token.parse(printed.out)
     assert printed.out.count("\n") == 1
@@ -162,12 +167,9 @@ def test_token_without_a_run_says_which_file_is_missing(tmp_path: Path) -> None:
 
 
 def test_a_token_leads_to_the_whole_run_and_is_listed_and_cancelled(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    root = str(tmp_path / "run")
-    run_init(root, "--run-id", "first")
-    capsys.readouterr()
-    run_token(root, "--role", "sampler", "--address", "hub:7701", "--uses", "20")
+    run_token(run, "--role", "sampler", "--address", "hub:7701", "--uses", "20")
     printed = capsys.readouterr()
     token = Token.parse(printed.out)
     assert token.can_join
@@ -175,16 +177,16 @@ def test_a_token_leads_to_the_whole_run_and_is_listed_and_cancelled(
     assert token.coordinator == "hub:7700"
     assert "heterorl-node join TOKEN" in printed.err
     assert "valid for 20 samplers" in printed.err
-    run_token(root, "--list")
+    run_token(run, "--list")
     assert f"{token.number}  sampler  any   0/20" in capsys.readouterr().out
-    run_token(root, "--cancel", token.number)
+    run_token(run, "--cancel", token.number)
     capsys.readouterr()
-    run_token(root, "--list", "--json")
+    run_token(run, "--list", "--json")
     [listed] = capsys.readouterr().out.splitlines()
     assert json.loads(listed)["is_cancelled"]
     assert token.nonce not in listed
     with misconfigured("000000000000", key="--cancel"):
-        run_token(root, "--cancel", "0" * 12)
+        run_token(run, "--cancel", "0" * 12)
 
 
 @pytest.mark.parametrize(
@@ -195,10 +197,9 @@ def test_a_token_leads_to_the_whole_run_and_is_listed_and_cancelled(
         (("--role", "sampler", "--address", "h:1", "--uses", "2", "--node-id", "s1"), "names one node"),
     ],
 )
-def test_token_says_what_a_new_token_lacks(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
-    run_init(str(tmp_path / "run"), "--run-id", "first")
+def test_token_says_what_a_new_token_lacks(run: str, arguments: tuple[str, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        run_token(str(tmp_path / "run"), *arguments)
+        run_token(run, *arguments)
 
 
 def test_a_description_of_another_run_is_a_wrong_argument(tmp_path: Path) -> None:
@@ -216,26 +217,22 @@ def test_a_description_of_another_run_is_a_wrong_argument(tmp_path: Path) -> Non
         run_token(str(tmp_path / "first"), *words)
 
 
-def test_a_list_of_tokens_that_is_damaged_is_named(tmp_path: Path) -> None:
-    run_init(str(tmp_path / "run"), "--run-id", "first")
+def test_a_list_of_tokens_that_is_damaged_is_named(run: str, tmp_path: Path) -> None:
     path = tmp_path / "run" / "coordinator" / "enrolments.sqlite"
     path.write_bytes(b"not a database" * 100)
     with cannot_start(str(path)):
-        run_token(str(tmp_path / "run"), "--list")
+        run_token(run, "--list")
 
 
 def test_where_a_run_has_a_database_the_command_says_what_is_not_here(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    root = str(tmp_path / "run")
-    run_init(root, "--run-id", "first")
-    capsys.readouterr()
-    run_token(root, "--role", "sampler", "--address", "hub:7701")
+    run_token(run, "--role", "sampler", "--address", "hub:7701")
     number = Token.parse(capsys.readouterr().out).number
     note_incomplete(tmp_path / "run" / "coordinator" / "enrolments.sqlite")
-    run_token(root, "--list", "--json")
+    run_token(run, "--list", "--json")
     listed = capsys.readouterr()
     assert json.loads(listed.out)["number"] == number
     assert "the tokens that were made on this machine" in listed.err
-    run_token(root, "--cancel", number)
+    run_token(run, "--cancel", number)
     assert "while the coordinator of this machine leads" in capsys.readouterr().err
