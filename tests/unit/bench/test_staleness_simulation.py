@@ -50,7 +50,7 @@ def test_every_method_learns_on_policy(prices: Prices) -> None:
 
 @pytest.mark.parametrize("mismatch", [each for each in MISMATCHES if each != "none"])
 def test_a_mismatch_is_felt_on_policy(prices: Prices, mismatch: str) -> None:
-    cell = replace(CELL, staleness=0, mismatch=mismatch, versions=60)
+    cell = replace(CELL, staleness=0, mismatch=mismatch, versions=15)
     off, clean = (
         simulate(each, prices, Method.named("gspo")) for each in (cell, replace(cell, mismatch="none"))
     )

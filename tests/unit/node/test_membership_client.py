@@ -280,15 +280,6 @@ async def test_it_joins_again_as_the_same_peer_when_the_hub_comes_back() -> None
         assert peer.readies == 1
 
 
-async def test_a_hub_that_does_not_know_the_peer_is_joined_again(hub: Hub) -> None:
-    hub.refuse_heartbeat = Reason.NOT_JOINED
-    async with serving(hub) as port, peering(port):
-        await hub.joins.get()
-        await hub.joins.get()
-        await hub.heartbeats.get()
-        assert (await hub.heartbeats.get()).sequence == 1
-
-
 @pytest.mark.parametrize("reason", [r for r in Reason if r.recovery is Recovery.STOP])
 async def test_a_final_refusal_ends_it(hub: Hub, reason: Reason) -> None:
     hub.refuse_join = reason

@@ -23,6 +23,7 @@ def failure(code: grpc.StatusCode, details: str = "", reason: str | None = None)
 @pytest.mark.parametrize("reason", list(Reason))
 def test_a_refusal_is_known_by_its_reason_whatever_its_status(reason: Reason) -> None:
     status = grpc.StatusCode[reason.status]
+    assert status is not grpc.StatusCode.OK
     refused = classify(failure(status, "7 is too many", reason.value))
     assert isinstance(refused, RefusedError)
     assert (refused.reason, str(refused)) == (reason, "7 is too many")
