@@ -10,7 +10,7 @@ import pytest
 
 from deploy.check import DEPLOY, wheel_complaints
 from deploy.image_context import is_ignored, lay_out, let_through
-from support.tiny_model import make_tiny_model
+from support.byte_tokenizer import make_byte_tokenizer
 
 DOCKERFILE: Final = DEPLOY / "Dockerfile"
 
@@ -87,7 +87,7 @@ COPY never.txt .
 
 
 def test_a_verifier_needs_no_torch(tmp_path: Path) -> None:
-    make_tiny_model(tmp_path)
+    make_byte_tokenizer(tmp_path)
     without_torch = (
         "import sys; sys.modules['torch'] = None; from pathlib import Path; import sampler.verifier_role;"
         "from sampler.engines.text.model_tokenizer import tokenizer_of;"
