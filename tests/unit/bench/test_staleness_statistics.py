@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 
 from bench.staleness_lab.cells import Cell, Floats, Outcome, Setting
-from bench.staleness_lab.statistics import (
-    best_scores,
-    collapsed_share,
-    simultaneous,
-)
+from bench.staleness_lab.statistics import best_scores, collapsed_share, simultaneous
 
 RISES_AND_FALLS = (0.0, 0.9, 0.9, 0.9, 0.3, 0.3, 0.3)
 RISES = (0.0, 0.2, 0.4, 0.6, 0.9, 0.9, 0.9)

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from bench.weights.__main__ import compare, main
 from bench.weights.formats import RIVALS, Format, Tensor, bound_bytes
 from bench.weights.pairs import Pair, PairError, load_pair
-from bench.weights.record import table
 from support.exponent_conditioned import trained_step, trained_words
 
 SHAPES = [(300, 200), (64,), (70_000,), (128, 512), ()]
@@ -147,10 +146,3 @@ def test_every_implementation_of_ours_gives_a_delta_of_the_same_size() -> None:
     lines = list(compare(pair(), only=["ours"], repetitions=1, implementations=["best", "portable", "numpy"]))
     assert [line["implementation"] for line in lines][1:] == ["C, portable", "numpy"]
     assert len({line["bytes"] for line in lines}) == 1
-
-
-def test_the_record_is_made_into_a_table(lines: list[dict[str, Any]]) -> None:
-    made = table(lines)
-    assert f"A core copies {np.median([line['copy_gb_s_per_core'] for line in lines]):.2f} GB/s" in made
-    assert f"| {lines[1]['encode_of_copy']:.2f} ({lines[1]['encode_of_copy']:.2f}) |" in made
-    assert f"| pulse | {lines[1]['bytes']:,} |" in made

@@ -118,9 +118,7 @@ def cluster(account: Path) -> Iterator[Cluster]:
     (account / "server.pem").write_bytes(
         pem
         + key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
     )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

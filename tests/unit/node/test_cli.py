@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from node.commands import cli
+from node.commands import completion_command
 from node.commands.cli import COMMANDS, main
 from node.config.settings import SECTIONS
 from node.enrolment.init_run import init_run
@@ -78,6 +78,7 @@ def test_help_and_mistakes_are_answered_before_anything_heavy_loads(run_dir: Pat
     for code, modules, output, _ in (version, help_):
         assert (code, modules & set(HEAVY)) == (0, set())
         assert "heterorl-node " in output
+    assert [command for command in COMMANDS if f"\n  {command}" not in help_[2]] == []
     code, modules, _, error = mistaken
     assert (code, modules & {"torch", "transformers", "vllm", "grpc"}) == (2, set())
     assert "learner.kl_coefficient = '-7' (from flag --set): must be greater than or equal to 0" in error
@@ -101,15 +102,6 @@ def test_help_takes_half_a_second_of_a_core() -> None:
         return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
     assert any(took_s() < 0.5 for _ in range(3))
-
-
-def test_help_lists_roles_commands_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main(["--help"])
-    output = capsys.readouterr().out
-    assert all(role in output for role in ("coordinator", "learner", "sampler", "relay"))
-    assert all(f"\n  {command}" in output for command in COMMANDS)
-    assert "\n  3  could not start" in output
 
 
 def test_without_a_role_the_daemon_does_not_start(capsys: pytest.CaptureFixture[str]) -> None:
@@ -336,8 +328,8 @@ def test_text_that_the_locale_lacks_is_printed_as_its_escape(
     written = io.BytesIO()
     terminal = io.TextIOWrapper(written, encoding=encoding, write_through=True)
     monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.setattr(cli, "_run_command", lambda *_: print("answer \u00e9 \u7b54") or 0)
-    assert main(["status"]) == 0
+    monkeypatch.setattr(completion_command, "run", lambda _: print("answer \u00e9 \u7b54") or 0)
+    assert main(["completion", "bash"]) == 0
     assert written.getvalue().decode(encoding) == printed
 
 
@@ -349,8 +341,8 @@ def test_what_a_hub_or_a_file_says_in_an_error_cannot_command_the_terminal(
             Reason.FOREIGN_RUN, "run \x1b[2J\x1b]0;title\x07", fix="see \u202e", is_remote=True
         )
 
-    monkeypatch.setattr(cli, "_run_command", refused)
-    assert main(["status"]) == ExitCode.FAILED
+    monkeypatch.setattr(completion_command, "run", refused)
+    assert main(["completion", "bash"]) == ExitCode.FAILED
     said = capsys.readouterr().err
     assert "run \\x1b[2J\\x1b]0;title\\x07; see \\u202e" in said
     assert "\x1b" not in said

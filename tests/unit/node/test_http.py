@@ -152,10 +152,7 @@ async def test_health_is_answered_among_64_clients_whose_requests_never_end(
 ) -> None:
     monkeypatch.setattr("node.process.telemetry_http.REQUEST_S", 10 * WITHIN_S)  # no end by time, either
     server = make_server()
-    async with (
-        serving(server) as address,
-        slow_http_clients(join_address(*address), 64, byte_every_s=0.5),
-    ):
+    async with serving(server) as address, slow_http_clients(join_address(*address), 64, byte_every_s=0.5):
         for path in ("/healthz", "/readyz", "/metrics") * 8:
             status = 0
             while not status:

@@ -17,13 +17,7 @@ from node.config.setting_sources import read_flags
 from node.config.settings import load
 from node.process.bootstrap import shown_settings
 from node.telemetry import logging as process_log
-from node.telemetry.logging import (
-    OUR_PACKAGES,
-    WARNINGS_PER_INTERVAL,
-    bind_peer,
-    configure_logging,
-    to_json,
-)
+from node.telemetry.logging import OUR_PACKAGES, WARNINGS_PER_INTERVAL, bind_peer, configure_logging, to_json
 
 _log = logging.getLogger("node.test")
 
@@ -188,11 +182,7 @@ def test_a_warning_that_repeats_is_logged_some_times_and_then_counted() -> None:
         "repeated, not logged",
     ]
     told = events[-1]
-    assert (told["repeated"], told["times"], told["level"]) == (
-        "group refused",
-        7,
-        "warning",
-    )
+    assert (told["repeated"], told["times"], told["level"]) == ("group refused", 7, "warning")
 
 
 def test_the_story_is_told_whole_and_debug_without_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,7 +107,7 @@ def test_rows_that_cannot_be_used_keep_their_numbers_and_are_told_apart(tmp_path
 def test_checking_is_bounded_in_time_and_says_how_far_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("node.coordinator.data.rows._TOLD_EVERY_ROWS", 50)
+    monkeypatch.setattr("node.coordinator.data.rows.TOLD_EVERY_ROWS", 50)
     (tmp_path / "d").write_text('{"prompt": ""}\n' * 151)
     now_s, told = [0.0], []
 

@@ -205,8 +205,7 @@ SAID: dict[str, tuple[RunStatus, tuple[str, ...]]] = {
     ),
     "nothing to recommend a bound by": (
         replace(
-            RUN,
-            step=replace(STEP, recommended_staleness=RecommendedStaleness(None, "", "unmeasured\x1b[2J")),
+            RUN, step=replace(STEP, recommended_staleness=RecommendedStaleness(None, "", "unmeasured\x1b[2J"))
         ),
         ("staleness no recommendation yet: unmeasured[2J (bound is 8",),
     ),

@@ -71,7 +71,7 @@ def test_whoever_comes_by_a_relays_address_is_shut_before_any_member() -> None:
 def test_an_owner_is_forgotten_when_too_many_others_have_called_since(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("node.rpc.strangers.connection_guard._MOST_OWNERS", 2)
+    monkeypatch.setattr("node.rpc.strangers.connection_guard.MOST_OWNERS", 2)
     owners = Owners()
     s1, s2, s3 = (Peer("run", Role.SAMPLER, name) for name in ("s1", "s2", "s3"))
     for remote, owner in (("1", s1), ("2", s2), ("1", s1), ("3", s3)):
