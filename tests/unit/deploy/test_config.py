@@ -11,22 +11,11 @@ from deploy.check import DEPLOY, ROLES
 from node.config.settings import Resolved, load
 from node.errors import ConfigError, NotReadyError
 
-FILES = [
-    pytest.param(role, DEPLOY / folder / f"{role}.toml", id=f"{folder}/{role}")
-    for folder in ("config", "k8s/base/config")
-    for role in ROLES
-]
 EXAMPLES = [pytest.param(role, DEPLOY / "config" / f"{role}.toml", id=role) for role in ROLES]
 
 
 def resolved(role: str, file: Path) -> Resolved:
     return load(roles=[role], files=[file], environ={})
-
-
-@pytest.mark.parametrize(("role", "file"), FILES)
-def test_an_example_starts_its_role(role: str, file: Path) -> None:
-    config = resolved(role, file).config
-    assert set(config.roles) == {role}
 
 
 @pytest.mark.parametrize(("role", "file"), EXAMPLES)

@@ -98,10 +98,6 @@ def test_a_sampler_that_would_start_has_no_faults(made: MadeRun, tmp_path: Path)
     assert not (tmp_path / "state").exists()
 
 
-def test_a_whole_run_of_one_directory_has_no_faults(made: MadeRun) -> None:
-    assert faults(coordinator(made), Role.COORDINATOR) == []
-
-
 @pytest.mark.parametrize(
     ("token", "said"),
     [
