@@ -250,6 +250,14 @@ def test_what_is_for_samplers_takes_only_those_there_are(
     assert answer(capsys, command, "s-1", "--state-dir", run_dir)[0] == 0
 
 
+def test_nobody_is_known_where_no_coordinator_has_run(
+    capsys: pytest.CaptureFixture[str], run_dir: Path
+) -> None:
+    code, said = answer(capsys, "drain", "nobody", "--state-dir", run_dir)
+    assert code == 2
+    assert "no node of this name has ever been let in\n  There is none." in said
+
+
 def test_names_in_a_message_are_bounded(capsys: pytest.CaptureFixture[str], run_dir: Path) -> None:
     for number in range(30):
         let_in(run_dir, f"s-{number:02}")
