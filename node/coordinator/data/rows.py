@@ -34,7 +34,7 @@ from node.values.limits import ROW_BYTES
 
 DIGEST_BYTES: Final = 16
 
-_TOLD_EVERY_ROWS: Final = 50_000
+TOLD_EVERY_ROWS: Final = 50_000
 
 CHECK_S: Final = 300.0
 """Longest time of a dry run to check rows for the task, some millions of them (10 to 160 us each)."""
@@ -123,7 +123,7 @@ class Rows:
         if self._check is None:
             return
         index = len(self)
-        if index and index % _TOLD_EVERY_ROWS == 0:
+        if index and index % TOLD_EVERY_ROWS == 0:
             self._check.told(index)
             if self._check.clock() > self._checked_until_s:
                 self._check = None

@@ -40,7 +40,7 @@ LOOK_EVERY_S: Final = 0.25
 TELL_EVERY_S: Final = 60.0
 """Between two warnings."""
 
-_MOST_OWNERS: Final = 1 << 17
+MOST_OWNERS: Final = 1 << 17
 
 RELAYED_STRANGERS: Final = 512
 """Connections from a relay's address that nobody has called over yet: two each of 256 samplers that come back
@@ -92,7 +92,7 @@ class Owners:
         """Note that a member calls from ``remote``."""
         self._owners[remote] = peer
         self._owners.move_to_end(remote)
-        if len(self._owners) > _MOST_OWNERS:
+        if len(self._owners) > MOST_OWNERS:
             self._owners.popitem(last=False)
 
     def owner_of(self, remote: str) -> Peer | None:

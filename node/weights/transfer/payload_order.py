@@ -5,7 +5,7 @@ from typing import Final
 
 from node.weights.format.manifest import Manifest
 
-_OPENING_BYTES: Final = 2 << 20
+OPENING_BYTES: Final = 2 << 20
 """About what idle connections carry until they fill a link of 100 Mbit/s and 150 ms."""
 
 
@@ -34,7 +34,7 @@ def fetch_order(manifest: Manifest, frames: Iterable[int]) -> list[int]:
     of the next hop speed up at the same time as its own. Then come the largest, so that the last are small.
     """
     order, opening, opening_bytes = largest_first(manifest, frames), list[int](), 0
-    while order and opening_bytes < _OPENING_BYTES:
+    while order and opening_bytes < OPENING_BYTES:
         opening.append(order.pop())
         opening_bytes += manifest.frames[opening[-1]].payload_bytes
     return opening + order

@@ -16,9 +16,7 @@ from bench.learner.steps import (
     distinct_positions,
     gradient_of,
     make_groups,
-    make_model,
     padded_ids,
-    positions_read,
     step_makers,
 )
 from node.values.groups.well_formed import check_group
@@ -51,20 +49,6 @@ def test_positions_that_differ_are_counted_once() -> None:
     assert distinct_positions([same]) == SHAPE.prompt_tokens + SHAPE.completion_tokens + 1
     assert distinct_positions([same, same]) == 2 * distinct_positions([same])
     assert completion_tokens([same]) == 3 * SHAPE.completion_tokens + 2
-
-
-def test_a_step_reads_no_fewer_positions_than_differ() -> None:
-    groups = make_groups(UNEVEN)
-    step = step_makers(UNEVEN)["ours, grpo"](UNEVEN, groups)
-    assert positions_read(step) >= distinct_positions(groups)
-
-
-def test_every_step_starts_from_the_same_weights() -> None:
-    torch.manual_seed(3)
-    one = make_model(SHAPE).state_dict()
-    torch.manual_seed(4)
-    for name, tensor in make_model(SHAPE).state_dict().items():
-        assert torch.equal(tensor, one[name])
 
 
 def test_bare_descends_the_mean_logprob_and_ours_the_objective() -> None:

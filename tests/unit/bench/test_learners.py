@@ -106,13 +106,10 @@ def test_changes_arrive_in_fewer_bytes_and_what_is_left_over_arrives_later(compr
         assert 0 < exchange.sent_bytes < full_bytes / 2
 
 
-def test_all_arms_consume_all_groups_in_whole_rounds() -> None:
+def test_all_arms_consume_all_groups_in_whole_rounds_under_names_of_their_own() -> None:
     for plan in TASKS.values():
         for arm in arms(plan):
             assert plan.groups % (Lander.groups * arm.learners * arm.settings.local_steps) == 0
-
-
-def test_names_of_arms_are_apart() -> None:
     keys = [cell.key for cell in quick_cells()]
     assert len(set(keys)) == len(keys)
 

@@ -27,8 +27,7 @@ def outcome(cell: Cell, *ends: float) -> Outcome:
 
 @pytest.mark.parametrize("spread", [0.0, 0.3, 1.5])
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [(SHIPPED, {}), ("undivided, weighs completions", {"divides_by_deviation": False})],
+    ("name", "options"), [(SHIPPED, {}), ("undivided, weighs completions", {"divides_by_deviation": False})]
 )
 def test_the_default_is_the_form_that_the_report_chose(
     name: str, options: dict[str, bool], spread: float

@@ -27,7 +27,7 @@ def task(request: pytest.FixtureRequest) -> Task:
 
 
 def test_what_sampling_recorded_is_what_scoring_says(task: Task) -> None:
-    theta = task.start((0, 1))
+    theta = task.shapes.initial((0, 1))
     prompt = torch.arange(8).view(2, 4)
     uniform = torch.rand(2, 4, task.group_size, task.tokens, generator=torch.Generator().manual_seed(0))
     completions = task.sample(theta, prompt, uniform)
@@ -38,8 +38,10 @@ def test_what_sampling_recorded_is_what_scoring_says(task: Task) -> None:
     assert ((completions.reward >= 0) & (completions.reward <= 1)).all()
 
 
-def test_the_score_is_between_nothing_and_the_ceiling_at_the_start(task: Task) -> None:
-    score = task.score(task.start((0, 1)))
+@pytest.mark.parametrize("name", [name for name in TASKS if name != "unpacking"])
+def test_the_score_is_between_nothing_and_the_ceiling_at_the_start(name: str) -> None:
+    """But for one of the two tasks whose policy is trained first, which takes a second."""
+    score = made(name).score(made(name).start((0, 1)))
     assert score.shape == (2,)
     assert ((score >= 0) & (score < 0.6)).all()
 

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from bench.held_policy import HeldPolicy
-from bench.shared.measure import percentile
-from bench.sync_lab import network, report
+from bench.sync_lab import network, report, versions
 from bench.sync_lab.lab import Facts, steady_goodput
-from bench.sync_lab.network import Line
-from bench.sync_lab.versions import Model, load_artifact, load_layout, model_layout, publish_versions
+from bench.sync_lab.versions import Model, load_artifact, load_layout, publish_versions
 from node.identity.signatures import SigningKey
 from node.weights.format.manifest import verify_signed
 from support.whole_version import WholeVersion
@@ -75,22 +73,17 @@ def test_a_line_without_a_rate_takes_everything_at_once(line_library: ctypes.CDL
     assert line_library.arrival(line, 1.0, 1e9) == pytest.approx(1.5)
 
 
-def test_a_routers_queue_is_one_bandwidth_delay_product() -> None:
-    assert Line(rate_mbit=100, round_trip_ms=150).queue_kb == 1875
-    assert Line(rate_mbit=1, round_trip_ms=1).queue_kb == 96
-
-
 @pytest.mark.needs("gcc")
 def test_the_whole_emulator_compiles_without_a_warning(tmp_path: Path) -> None:
     command = [str(network.compiler()), "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"]
     subprocess.run([*command, str(tmp_path / "link"), str(network.LINK_SOURCE)], check=True)
 
 
-def test_the_model_is_smollm2() -> None:
-    assert model_layout(Model()).words == 134_515_008
-
-
-def test_what_is_published_leads_from_the_first_words_to_the_last(tmp_path: Path) -> None:
+def test_what_is_published_leads_from_the_first_words_to_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, size in (("HIDDEN", 48), ("FEED_FORWARD", 128), ("KEY_VALUES", 16), ("_DRAWN", 1 << 14)):
+        monkeypatch.setattr(versions, name, size)
     key = SigningKey.generate()
     training = publish_versions(
         tmp_path / "training", TINY, run_id="bench", key=key, steps=2, keyframes=1, density=0.01
@@ -113,10 +106,6 @@ def test_what_is_published_leads_from_the_first_words_to_the_last(tmp_path: Path
 def test_steady_goodput_leaves_out_the_start_and_the_end() -> None:
     progress = [(0.0, 0), (8.0, 40), (9.0, 50), (10.0, 90), (20.0, 100)]
     assert steady_goodput(progress) == pytest.approx((90 - 40) / (10.0 - 8.0))
-
-
-def test_a_percentile_is_a_value_that_was_seen() -> None:
-    assert percentile([1.0, 2.0, 3.0, 10.0], 0.99) == 10.0
 
 
 def _measured(*, ratio: float, egress: tuple[float, float]) -> list[Facts]:

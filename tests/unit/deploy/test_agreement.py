@@ -3,6 +3,7 @@
 import re
 import subprocess
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,19 +32,34 @@ MANIFESTS: Final = {
 }
 
 
+@cache
 def config(role: str, folder: str) -> NodeConfig:
     file = DEPLOY / folder / f"{role}.toml"
     return load(roles=[role], files=[file], environ={}).config
 
 
+@cache
 def documents(role: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all((DEPLOY / "k8s/base" / MANIFESTS[role]).read_text()))
 
 
+def of_kind(kind: str, role: str) -> dict[str, Any]:
+    (found,) = (document for document in documents(role) if document["kind"] == kind)
+    return found
+
+
 def pod(role: str) -> dict[str, Any]:
-    (found,) = (document for document in documents(role) if document["kind"] == "StatefulSet")
-    spec: dict[str, Any] = found["spec"]["template"]["spec"]
+    spec: dict[str, Any] = of_kind("StatefulSet", role)["spec"]["template"]["spec"]
     return spec
+
+
+def container_of(role: str) -> dict[str, Any]:
+    (container,) = pod(role)["containers"]
+    return dict(container)
+
+
+def ports_of(role: str) -> dict[str, int]:
+    return {entry["name"]: entry["containerPort"] for entry in container_of(role)["ports"]}
 
 
 def port(address: str | None) -> int:
@@ -57,26 +73,21 @@ def unit_setting(key: str) -> str:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_systemd_waits_longer_for_the_drain_than_the_daemon(role: str) -> None:
+def test_systemd_and_kubernetes_wait_longer_for_the_drain_than_the_daemon(role: str) -> None:
     assert float(unit_setting("TimeoutStopSec")) > config(role, "config").node.drain_timeout_s
-
-
-@pytest.mark.parametrize("role", ROLES)
-def test_kubernetes_waits_longer_for_the_drain_than_the_daemon(role: str) -> None:
     patience_s = pod(role)["terminationGracePeriodSeconds"]
     assert patience_s > config(role, "k8s/base/config").node.drain_timeout_s
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_on_a_host_a_role_writes_only_where_its_unit_lets_it(role: str) -> None:
+def test_on_a_host_a_role_writes_only_where_its_unit_lets_it() -> None:
     assert unit_setting("StateDirectory") == "heterorl-node/%i"
-    assert config(role, "config").node.state_dir == Path("/var/lib/heterorl-node")
+    assert {config(role, "config").node.state_dir for role in ROLES} == {Path("/var/lib/heterorl-node")}
 
 
 @pytest.mark.parametrize("role", ROLES)
 def test_in_a_pod_every_path_of_the_configuration_is_mounted(role: str) -> None:
     settings = config(role, "k8s/base/config")
-    (container,) = pod(role)["containers"]
+    container = container_of(role)
     mounted = {Path(mount["mountPath"]): mount.get("readOnly", False) for mount in container["volumeMounts"]}
     assert mounted[settings.node.state_dir] is False
     assert mounted[settings.node.run_file.parent] is True
@@ -90,8 +101,7 @@ def test_in_a_pod_every_path_of_the_configuration_is_mounted(role: str) -> None:
 @pytest.mark.parametrize("role", ROLES)
 def test_in_a_pod_the_probes_ask_where_the_telemetry_listens(role: str) -> None:
     telemetry = config(role, "k8s/base/config").telemetry
-    (container,) = pod(role)["containers"]
-    ports = {entry["name"]: entry["containerPort"] for entry in container["ports"]}
+    container, ports = container_of(role), ports_of(role)
     probes = [container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")]
     assert [probe["path"] for probe in probes] == ["/healthz", "/healthz", "/readyz"]
     assert {ports[probe["port"]] for probe in probes} == {port(telemetry.http_listen)}
@@ -99,8 +109,7 @@ def test_in_a_pod_the_probes_ask_where_the_telemetry_listens(role: str) -> None:
 
 def test_the_hub_is_reached_where_its_configuration_listens() -> None:
     hub = config("coordinator", "k8s/base/config").section(CoordinatorConfig)
-    (container,) = pod("coordinator")["containers"]
-    ports = {entry["name"]: entry["containerPort"] for entry in container["ports"]}
+    ports = ports_of("coordinator")
     services = [document for document in documents("coordinator") if document["kind"] == "Service"]
     served = {
         entry["targetPort"]: entry["port"] for service in services for entry in service["spec"]["ports"]
@@ -113,9 +122,8 @@ def test_the_hub_is_reached_where_its_configuration_listens() -> None:
 
 def test_the_relay_is_reached_where_its_configuration_listens() -> None:
     relay = config("relay", "k8s/base/config").section(RelayConfig)
-    (container,) = pod("relay")["containers"]
-    ports = {entry["name"]: entry["containerPort"] for entry in container["ports"]}
-    (service,) = (document for document in documents("relay") if document["kind"] == "Service")
+    ports = ports_of("relay")
+    service = of_kind("Service", "relay")
     (served,) = service["spec"]["ports"]
     assert served["port"] == ports[served["targetPort"]] == port(relay.listen)
     sampler = tomllib.loads((DEPLOY / "k8s/base/config/sampler.toml").read_text())["sampler"]
@@ -123,9 +131,8 @@ def test_the_relay_is_reached_where_its_configuration_listens() -> None:
 
 
 def test_contributors_reach_the_learner_where_its_configuration_would_listen() -> None:
-    (container,) = pod("learner")["containers"]
-    ports = {entry["name"]: entry["containerPort"] for entry in container["ports"]}
-    (service,) = (document for document in documents("learner") if document["kind"] == "Service")
+    ports = ports_of("learner")
+    service = of_kind("Service", "learner")
     (served,) = service["spec"]["ports"]
     assert served["port"] == ports[served["targetPort"]]
     contributor = config("contributor", "k8s/base/config").section(ContributorConfig)
@@ -218,11 +225,10 @@ def test_every_container_is_sealed(role: str) -> None:
 
 def test_the_pod_monitor_scrapes_the_hub_under_the_job_that_the_rules_name() -> None:
     monitor = yaml.safe_load((DEPLOY / "k8s/podmonitor/podmonitor.yaml").read_text())["spec"]
-    (hub,) = (document for document in documents("coordinator") if document["kind"] == "StatefulSet")
+    hub = of_kind("StatefulSet", "coordinator")
     assert monitor["selector"] == hub["spec"]["selector"]
     (endpoint,) = monitor["podMetricsEndpoints"]
-    (container,) = pod("coordinator")["containers"]
-    assert endpoint["port"] in {entry["name"] for entry in container["ports"]}
+    assert endpoint["port"] in ports_of("coordinator")
     # The fleet's metrics carry labels node and role of their own.
     assert endpoint["honorLabels"] is True
     (relabeling,) = endpoint["relabelings"]
@@ -245,7 +251,7 @@ def test_the_hourly_copy_reads_the_volume_of_the_hub_on_its_machine() -> None:
         for document in yaml.safe_load_all((DEPLOY / "k8s/base/backup.yaml").read_text())
         if document["kind"] == "CronJob"
     )
-    (hub,) = (document for document in documents("coordinator") if document["kind"] == "StatefulSet")
+    hub = of_kind("StatefulSet", "coordinator")
     spec = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]
     (template,) = hub["spec"]["volumeClaimTemplates"]
     claims = {

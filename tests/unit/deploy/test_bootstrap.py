@@ -2,15 +2,15 @@
 
 import base64
 import datetime
+import io
 import ipaddress
 import json
-import os
+import runpy
 import ssl
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, redirect_stdout
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from deploy.check import DEPLOY
+from node.commands import cli
 from node.enrolment.enrolment_ledger import FILE_NAME as LEDGER_FILE
 from node.enrolment.enrolment_ledger import EnrolmentLedger
 from node.enrolment.init_run import IDENTITY_DIRECTORY
@@ -117,9 +118,7 @@ def cluster(account: Path) -> Iterator[Cluster]:
     (account / "server.pem").write_bytes(
         pem
         + key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
     )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -135,10 +134,16 @@ def cluster(account: Path) -> Iterator[Cluster]:
             serving.join()
 
 
-def run_job(server: Cluster, account: Path) -> str:
+def node_command(command: list[str], **_: object) -> "subprocess.CompletedProcess[bytes]":
+    """Run ``heterorl-node`` in this process."""
+    with redirect_stdout(io.StringIO()) as printed:
+        assert cli.main(command[1:]) == 0
+    return subprocess.CompletedProcess(command, 0, printed.getvalue().encode())
+
+
+def run_job(server: Cluster, account: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run the Job's script and the commands that it calls; return what it printed."""
     environ = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "SERVICE_ACCOUNT": str(account),
         "KUBERNETES_SERVICE_HOST": "127.0.0.1",
         "KUBERNETES_SERVICE_PORT": str(server.server_port),
@@ -146,10 +151,12 @@ def run_job(server: Cluster, account: Path) -> str:
         "HUB_HOSTS": "heterorl-hub,hub.example.org",
         "TOKEN_USES": "100",
     }
-    command = [sys.executable, str(BOOTSTRAP / "bootstrap.py")]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    with monkeypatch.context() as patched, redirect_stdout(io.StringIO()) as printed:
+        for name, value in environ.items():
+            patched.setenv(name, value)
+        patched.setattr(subprocess, "run", node_command)
+        runpy.run_path(str(BOOTSTRAP / "bootstrap.py"), run_name="__main__")
+    return printed.getvalue()
 
 
 def content(server: Cluster, secret: str) -> dict[str, bytes]:
@@ -157,14 +164,16 @@ def content(server: Cluster, secret: str) -> dict[str, bytes]:
     return {name: base64.b64decode(value) for name, value in data.items()}
 
 
-def test_the_job_makes_identities_and_tokens_that_the_hub_knows_and_does_it_once(tmp_path: Path) -> None:
+def test_the_job_makes_identities_and_tokens_that_the_hub_knows_and_does_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     account, state = tmp_path / "account", tmp_path / "state"
     with cluster(account) as server:
         # As an attempt that was cut off leaves it.
         server.objects["secrets", "heterorl-hub-seed"] = {"metadata": {"name": "heterorl-hub-seed"}}
-        assert "the run is made" in run_job(server, account)
+        assert "the run is made" in run_job(server, account, monkeypatch)
         made = dict(server.objects)
-        assert run_job(server, account) == "the run is there\n"
+        assert run_job(server, account, monkeypatch) == "the run is there\n"
         assert server.objects == made
     for secret in ("heterorl-hub-seed", "heterorl-learner-seed"):
         # As the pods do; Python's own has no filter before 3.11.4, and asks for one after 3.11.

@@ -20,9 +20,9 @@ from support.refusals import refused
 DAY_S = 86400.0
 
 
-@pytest.fixture
-def made(tmp_path: Path) -> MadeRun:
-    return make_run(tmp_path / "run", now=time.time())
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> MadeRun:
+    return make_run(tmp_path_factory.mktemp("run"), now=time.time())
 
 
 @pytest.fixture

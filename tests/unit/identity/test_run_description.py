@@ -10,19 +10,18 @@ from support.identity import NOW_S, make_run
 from support.refusals import cannot_start
 
 
-def write(tmp_path: Path, **changes: Any) -> Path:
-    content = json.loads((make_run(tmp_path, now=NOW_S).directory / "run.json").read_text()) | changes
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
-    return path
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDescription:
+    return make_run(tmp_path_factory.mktemp("run"), now=NOW_S).run
 
 
-def test_a_description_in_which_a_bit_flipped_is_refused_and_one_of_older_software_is_read(
-    tmp_path: Path,
+def test_a_run_is_read_back_whole_unless_a_bit_flipped_also_as_older_software_wrote_it(
+    run: RunDescription, tmp_path: Path
 ) -> None:
-    run = make_run(tmp_path, now=NOW_S).run
     path = tmp_path / "copy.json"
     run.save(path)
+    assert RunDescription.load(path) == run
+    assert len(run.learner_public_key) == 32
     whole = path.read_bytes()
     for at in range(0, len(whole), 3):
         damaged = bytearray(whole)
@@ -32,13 +31,6 @@ def test_a_description_in_which_a_bit_flipped_is_refused_and_one_of_older_softwa
             RunDescription.load(path)
     path.write_text(run.model_dump_json(indent=2))
     assert RunDescription.load(path) == run
-
-
-def test_a_run_is_read_back_whole(tmp_path: Path) -> None:
-    run = make_run(tmp_path, now=NOW_S).run
-    run.save(tmp_path / "copy.json")
-    assert RunDescription.load(tmp_path / "copy.json") == run
-    assert len(run.learner_public_key) == 32
 
 
 @pytest.mark.parametrize(
@@ -54,10 +46,13 @@ def test_a_run_is_read_back_whole(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_description_is_refused_by_the_name_of_what_is_wrong(
-    tmp_path: Path, changes: dict[str, Any], named: str
+    run: RunDescription, tmp_path: Path, changes: dict[str, Any], named: str
 ) -> None:
+    content = json.loads(run.model_dump_json()) | changes
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
     with cannot_start(named, "run.json"):
-        RunDescription.load(write(tmp_path, **changes))
+        RunDescription.load(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000])

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from node.commands.cli import COMMANDS, main
+from node.commands.cli import main
 from node.enrolment.enrolment_ledger import note_incomplete
 from node.enrolment.init_run import init_run
-from node.enrolment.tokens import Token, read_token_file
+from node.enrolment.tokens import Token
 from node.values.roles import Role
 from support.enrolled import let_in
 from support.model_files import write_model_files
@@ -48,13 +48,10 @@ def test_status_never_guesses_a_port(capsys: pytest.CaptureFixture[str], run_dir
     assert "For example: localhost:7700" in said
 
 
-@pytest.mark.parametrize("host", ["h:7700", "[::1]", "a b"])
-def test_init_takes_hosts_without_ports(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, host: str
-) -> None:
-    code, said = answer(capsys, "init", tmp_path / "run", "--host", host)
+def test_init_takes_hosts_without_ports(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, said = answer(capsys, "init", tmp_path / "run", "--host", "h:7700")
     assert code == 2
-    assert f"argument --host: {host!r} is not a name or address alone" in said
+    assert "argument --host: 'h:7700' is not a name or address alone" in said
     assert not (tmp_path / "run").exists()
 
 
@@ -63,14 +60,6 @@ def test_init_names_the_enrolment_port_of_an_ipv6_host_in_brackets(
 ) -> None:
     assert main(["init", str(tmp_path / "run"), "--host", "::1"]) == 0
     assert "--address [::1]:7701" in capsys.readouterr().out
-
-
-def test_a_daemon_dials_no_port_zero(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    argv = ("config", "--role", "sampler", "--state-dir", tmp_path, "--set", "sampler.model_dir=/m")
-    code, said = answer(capsys, *argv, "--coordinator", "h:0", "--set", "sampler.weight_sources=['h:0']")
-    assert code == 2
-    assert "node.coordinator = 'h:0' (from flag --coordinator): 'h:0' cannot be dialled" in said
-    assert "sampler.weight_sources.0 = " in said
 
 
 # Files
@@ -155,21 +144,6 @@ def test_a_misspelt_command_is_answered_with_the_one_that_was_meant(
     assert fix in said
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_every_help_shows_an_example(capsys: pytest.CaptureFixture[str], command: str) -> None:
-    with pytest.raises(SystemExit):
-        main([*filter(None, [command]), "--help"])
-    _, _, example = capsys.readouterr().out.partition("\nexample:\n")
-    assert f"heterorl-node {command}" in example
-
-
-def test_status_help_says_that_no_port_is_guessed(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["status", "--help"])
-    said = " ".join(capsys.readouterr().out.split())
-    assert "there is no default port, since a coordinator has two: 7700 for members and 7701 for" in said
-
-
 # Tokens
 
 
@@ -207,16 +181,6 @@ def test_a_token_that_others_may_replace_is_refused(
     assert f"chmod 600 {file}" in said
 
 
-@pytest.mark.parametrize("mode", [0o644, 0o440])
-def test_a_token_that_others_may_read_is_remarked_on_and_taken(run_dir: Path, mode: int) -> None:
-    file = run_dir / "s.token"
-    assert main(["token", str(run_dir), "--role", "sampler", "--address", "h:1", "--out", str(file)]) == 0
-    file.chmod(mode)
-    found = read_token_file(file, role=Role.SAMPLER)
-    assert found.token.role is Role.SAMPLER
-    assert f"{file} has mode {mode:o}: others on this machine may read the token" in found.exposure
-
-
 # Revocation
 
 
@@ -246,11 +210,7 @@ def test_a_node_is_shut_out_listed_and_let_in_again_while_no_coordinator_runs(
         (("sampler-2",), 2, "no node of this name has ever been let in\n  Did you mean sampler-1?"),
         (("Not A Name",), 2, "'Not A Name' is not an id: 1-63 of a-z, 0-9 and -"),
         (("coordinator",), 2, "the coordinator keeps this list"),
-        (
-            ("nobody",),
-            2,
-            "There are coordinator, learner, operator, sampler-1.",
-        ),
+        (("nobody",), 2, "There are coordinator, learner, operator, sampler-1."),
         (("--undo", "sampler-1"), 2, "There is none"),
         ((), 2, "Name one or more, or use --list."),
     ],
@@ -290,11 +250,10 @@ def test_what_is_for_samplers_takes_only_those_there_are(
     assert answer(capsys, command, "s-1", "--state-dir", run_dir)[0] == 0
 
 
-@pytest.mark.parametrize("command", ["drain", "pardon"])
 def test_nobody_is_known_where_no_coordinator_has_run(
-    capsys: pytest.CaptureFixture[str], run_dir: Path, command: str
+    capsys: pytest.CaptureFixture[str], run_dir: Path
 ) -> None:
-    code, said = answer(capsys, command, "nobody", "--state-dir", run_dir)
+    code, said = answer(capsys, "drain", "nobody", "--state-dir", run_dir)
     assert code == 2
     assert "no node of this name has ever been let in\n  There is none." in said
 

@@ -175,33 +175,24 @@ def test_a_key_that_a_release_took_away_is_refused_with_what_to_write_now(key: s
 @pytest.mark.parametrize(
     ("key", "value", "rule", "fix"),
     [
+        ("node.drain_timeout", "5", "[node] has no such key", "drain_timeout_s, which is in seconds"),
+        ("node.drain_timeout_ms", "5000", "[node] has no such key", "drain_timeout_s, which is in seconds"),
+        ("node.stat_dir", "/s", "[node] has no such key", "Did you mean state_dir?"),
+        ("telemetry.colour", "red", "has no such key", "Known keys are http_listen, log_format, log_level."),
+        ("lerner.threads", "1", "lerner", "Did you mean [learner]?"),
         ("coordinator.data.fil", "x", "[coordinator.data] has no such key", "Did you mean file?"),
         ("coordinator.dta.file", "x", "[coordinator] has no such key", "Did you mean data?"),
         ("node.drain_timeout_s.x", "5", "[node] has no such key", "Did you mean drain_timeout_s, which is"),
         ("coordinator.evaluation.prompts", "5s", "must be a valid integer", "Change it where it is set."),
     ],
 )
-def test_a_wrong_key_within_a_table_is_answered_as_any_other(
+def test_a_wrong_key_is_answered_with_the_one_that_was_meant(
     key: str, value: str, rule: str, fix: str
 ) -> None:
     fault = faults(flags=STATE | {"coordinator.task": "addition", key: value})[key]
-    assert rule in fault.rule
+    assert rule in str(fault)
     assert fix in fault.fix
     assert (fault.source, fault.value) == ("flag --set", value)
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "meant"),
-    [
-        ("node.drain_timeout", "5", "drain_timeout_s, which is in seconds"),
-        ("node.drain_timeout_ms", "5000", "drain_timeout_s, which is in seconds"),
-        ("node.stat_dir", "/s", "Did you mean state_dir?"),
-        ("telemetry.colour", "red", "Known keys are http_listen, log_format, log_level."),
-        ("lerner.threads", "1", "Did you mean [learner]?"),
-    ],
-)
-def test_an_unknown_key_is_answered_with_the_one_that_was_meant(key: str, value: str, meant: str) -> None:
-    assert meant in faults(flags=STATE | {key: value})[key].fix
 
 
 @pytest.mark.parametrize("written", ["5s", "500 ms", "5 apples"])

@@ -53,10 +53,11 @@ def helps() -> dict[str, tuple[int | str, str]]:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_its_help(name: str) -> None:
+def test_every_command_has_its_help_with_an_example(name: str) -> None:
     code, said = helps()[name]
     assert code == 0
     assert f"usage: heterorl-node {name}" in said
+    assert f"heterorl-node {name}" in said.partition("\nexample:\n")[2]
 
 
 def test_orders_to_a_learner_need_no_torch_and_what_needs_it_says_how_to_get_it(tmp_path: Path) -> None:

@@ -71,13 +71,6 @@ def stage(name: str, *services: Service) -> StartStage:
     return StartStage(name, build)
 
 
-def broken_stage(name: str, error: Exception) -> StartStage:
-    async def build() -> Sequence[Service]:
-        raise error
-
-    return StartStage(name, build)
-
-
 def send(number: signal.Signals) -> None:
     os.kill(os.getpid(), number)
 
@@ -223,7 +216,11 @@ def test_a_process_that_is_shut_out_says_so_to_its_supervisor(reason: Reason, ex
 
 async def test_a_stage_that_cannot_be_built_could_not_start(caplog: pytest.LogCaptureFixture) -> None:
     story = Story()
-    broken = broken_stage("learner", StartupError("no certificate", fix="Enrol."))
+
+    async def build() -> Sequence[Service]:
+        raise StartupError("no certificate", fix="Enrol.")
+
+    broken = StartStage("learner", build)
     stages = [stage("hub", Scripted("hub", story)), broken, stage("never", Scripted("never", story))]
     assert await run_daemon(stages, drain_timeout_s=60, announce=story.append) is ExitCode.COULD_NOT_START
     assert story == ["hub starts", "draining", "hub drains", "hub ends"]

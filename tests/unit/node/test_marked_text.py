@@ -38,10 +38,10 @@ def test_the_rest_of_a_sentence_may_not_be_an_answer() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["\\boxed{" * 7000, "\\boxed{" * 3500 + "}" * 3500, "answer " * 7000, "answer is " * 5000, "{" * 48_000],
+    ["\\boxed{" * 2300, "\\boxed{" * 1100 + "}" * 1100, "answer " * 2300, "answer is " * 1600, "{" * 16_000],
 )
 def test_a_long_text_is_read_in_time_proportional_to_its_length(text: str) -> None:
     began = time.process_time()
     list(marked_answers(text))
     boxes(text)
-    assert time.process_time() - began < 1.5
+    assert time.process_time() - began < 0.5

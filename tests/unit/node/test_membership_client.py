@@ -184,7 +184,7 @@ async def test_the_next_heartbeat_goes_when_the_coordinator_asks_and_not_much_so
         hub.answer = membership_pb2.HeartbeatResponse(next_heartbeat_s=3600)
         await hub.heartbeats.get()
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.5):  # 25 intervals
+            async with asyncio.timeout(0.2):  # 10 intervals
                 await hub.heartbeats.get()
     for asked_s, expected_s in ((None, 2.0), (5.0, 5.0), (0.0, 1.0), (1e9, heartbeats.LONGEST_PAUSE_S)):
         assert heartbeats.pause_s(asked_s, interval_s=2.0) == expected_s
@@ -280,15 +280,6 @@ async def test_it_joins_again_as_the_same_peer_when_the_hub_comes_back() -> None
         assert peer.readies == 1
 
 
-async def test_a_hub_that_does_not_know_the_peer_is_joined_again(hub: Hub) -> None:
-    hub.refuse_heartbeat = Reason.NOT_JOINED
-    async with serving(hub) as port, peering(port):
-        await hub.joins.get()
-        await hub.joins.get()
-        await hub.heartbeats.get()
-        assert (await hub.heartbeats.get()).sequence == 1
-
-
 @pytest.mark.parametrize("reason", [r for r in Reason if r.recovery is Recovery.STOP])
 async def test_a_final_refusal_ends_it(hub: Hub, reason: Reason) -> None:
     hub.refuse_join = reason
@@ -348,11 +339,6 @@ async def test_a_process_whose_name_was_taken_while_it_was_cut_off_ends(hub: Hub
             await peer.run()
     assert caught.value.reason is Reason.NAME_IN_USE
     assert hub.joins.qsize() == 1
-
-
-async def test_two_processes_of_one_name_say_that_they_are_two(hub: Hub) -> None:
-    async with serving(hub) as port, peering(port), peering(port):
-        assert (await hub.joins.get()).instance != (await hub.joins.get()).instance
 
 
 async def test_a_hub_that_stops_answering_is_joined_again(monkeypatch: pytest.MonkeyPatch) -> None:

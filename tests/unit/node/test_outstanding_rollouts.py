@@ -1,7 +1,96 @@
+"""The account beside a model of it, over streams that break; and what a model would only say again."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
 from node.clients.rollouts.outstanding_rollouts import OutstandingRollouts, Owed
 from node.values.groups.verdict import GroupVerdict, Verdict
 from node.values.run import StepRecord
 from support.refusals import naming
+
+CAPACITY = 3
+GROUPS = tuple(f"{number}.1" for number in range(1, 7))
+
+
+class AccountMachine(RuleBasedStateMachine):
+    """Rules are what happens to a learner; what it sends is what the coordinator has yet to hear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.account = OutstandingRollouts(version=0, capacity_groups=CAPACITY, unacknowledged=())
+        self.held: dict[str, bool] = {}
+        """Groups neither refused nor trained on, and whether each was accepted."""
+        self.credits = 0
+        self.unsaid: dict[str, Verdict] = {}
+        self.unsent: list[StepRecord] = []
+        self.unacknowledged: list[StepRecord] = []
+
+    @rule(group=st.sampled_from(GROUPS))
+    def deliver(self, group: str) -> None:
+        """With or without a credit, for the first time or again."""
+        trained = {name for step in self.unacknowledged for name in step.group_ids}
+        is_new = group not in self.held and group not in trained
+        assert self.account.has_room_for(group) == (not is_new or len(self.held) < CAPACITY)
+        assert self.account.delivered(group) == is_new
+        self.credits = max(0, self.credits - 1)
+        if is_new:
+            self.held[group] = False
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), verdict=st.sampled_from([Verdict.ACCEPTED, Verdict.STALE]))
+    def judge(self, data: st.DataObject, verdict: Verdict) -> None:
+        group = data.draw(st.sampled_from(sorted(self.held)))
+        self.account.judged(GroupVerdict(group, verdict))
+        self.unsaid[group] = verdict
+        self.held[group] = True
+        if verdict is Verdict.STALE:
+            del self.held[group]
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def step(self, data: st.DataObject) -> None:
+        groups = data.draw(st.lists(st.sampled_from(sorted(self.held)), unique=True))
+        record = StepRecord(self.account.version + 1, tuple(groups), (0,) * len(groups))
+        self.account.stepped(record)
+        for group in groups:
+            del self.held[group]
+            self.unsaid.pop(group, None)
+        self.unsent.append(record)
+        self.unacknowledged.append(record)
+
+    @rule()
+    def send(self) -> None:
+        """The coordinator may have as many groups under way as there is room for, and no more."""
+        owed = self.account.take_owed()
+        assert {said.group_id: said.verdict for said in owed.verdicts} == self.unsaid
+        assert list(owed.steps) == self.unsent
+        assert owed.credit_groups == max(0, CAPACITY - len(self.held) - self.credits)
+        self.credits += owed.credit_groups
+        self.unsaid, self.unsent = {}, []
+
+    @rule()
+    def reconnect(self) -> None:
+        """What was accepted is said again. Steps are in the hello; what was refused is delivered again."""
+        self.account.connected()
+        self.credits, self.unsent = 0, []
+        self.unsaid = {group: Verdict.ACCEPTED for group, accepted in self.held.items() if accepted}
+
+    @precondition(lambda self: self.unacknowledged)
+    @rule(data=st.data())
+    def acknowledge(self, data: st.DataObject) -> None:
+        version = data.draw(st.integers(0, self.account.version))
+        self.account.acknowledged(version)
+        self.unacknowledged = [step for step in self.unacknowledged if step.version > version]
+
+    @invariant()
+    def both_know_what_is_held_and_what_is_not_acknowledged(self) -> None:
+        assert self.account.held_group_ids == tuple(self.held)
+        assert list(self.account.unacknowledged) == self.unacknowledged
+
+
+AccountMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25)
+test_what_learner_and_coordinator_owe_each_other_survives_broken_streams = AccountMachine.TestCase
 
 
 def make_outstanding(capacity: int = 3, *unacknowledged: StepRecord) -> OutstandingRollouts:
@@ -13,64 +102,9 @@ def make_outstanding(capacity: int = 3, *unacknowledged: StepRecord) -> Outstand
     return outstanding
 
 
-def test_credits_never_exceed_the_room_there_is() -> None:
-    outstanding = make_outstanding(3)
-    assert outstanding.take_owed().credit_groups == 3
-    assert outstanding.take_owed().credit_groups == 0
-    assert outstanding.delivered("1.1")
-    outstanding.judged(GroupVerdict("1.1", Verdict.ACCEPTED))
-    assert outstanding.take_owed().credit_groups == 0
-    outstanding.stepped(StepRecord(1, ("1.1",), (0,)))
-    assert outstanding.take_owed().credit_groups == 1
-
-
 def test_before_the_first_stream_nothing_is_owed_but_all_of_the_room() -> None:
     outstanding = OutstandingRollouts(version=0, capacity_groups=3, unacknowledged=())
     assert outstanding.take_owed() == Owed((), (), 3)
-
-
-def test_groups_that_came_without_credit_take_room_and_no_more() -> None:
-    outstanding = make_outstanding(2)
-    outstanding.delivered("1.1")
-    assert outstanding.take_owed().credit_groups == 1
-    outstanding.delivered("2.1")
-    outstanding.delivered("3.1")
-    assert outstanding.take_owed().credit_groups == 0
-    outstanding.judged(GroupVerdict("1.1", Verdict.STALE))
-    assert outstanding.take_owed().credit_groups == 0
-
-
-def test_a_refused_group_makes_room_at_once() -> None:
-    outstanding = make_outstanding(1)
-    outstanding.take_owed()
-    outstanding.delivered("1.1")
-    outstanding.judged(GroupVerdict("1.1", Verdict.STALE, "7 versions"))
-    owed = outstanding.take_owed()
-    assert owed.verdicts == (GroupVerdict("1.1", Verdict.STALE, "7 versions"),)
-    assert owed.credit_groups == 1
-
-
-def test_what_may_have_been_lost_is_said_again_on_the_next_stream() -> None:
-    outstanding = make_outstanding(3)
-    outstanding.take_owed()
-    outstanding.delivered("1.1")
-    outstanding.delivered("2.1")
-    outstanding.judged(GroupVerdict("1.1", Verdict.ACCEPTED))
-    outstanding.take_owed()
-    outstanding.connected()
-    owed = outstanding.take_owed()
-    assert owed.verdicts == (GroupVerdict("1.1", Verdict.ACCEPTED),)
-    assert owed.credit_groups == 1
-    assert outstanding.held_group_ids == ("1.1", "2.1")
-
-
-def test_a_step_is_unacknowledged_until_the_hub_has_it_on_disk() -> None:
-    outstanding = make_outstanding(3)
-    for version in (1, 2):
-        outstanding.delivered(f"{version}.1")
-        outstanding.stepped(StepRecord(version, (f"{version}.1",), (0,)))
-    outstanding.acknowledged(1)
-    assert [step.version for step in outstanding.unacknowledged] == [2]
 
 
 def test_the_version_of_a_hello_is_that_of_the_newest_record_known_acknowledged_or_not() -> None:
@@ -78,6 +112,8 @@ def test_the_version_of_a_hello_is_that_of_the_newest_record_known_acknowledged_
     assert outstanding.version == 4
     outstanding.delivered("10.1")
     outstanding.stepped(StepRecord(5, ("10.1",), (0,)))
+    outstanding.acknowledged(4)
+    assert [step.version for step in outstanding.unacknowledged] == [5]
     outstanding.acknowledged(5)
     assert (outstanding.version, outstanding.unacknowledged) == (5, ())
 
@@ -86,61 +122,6 @@ def test_a_group_of_an_unacknowledged_step_is_not_taken_again() -> None:
     outstanding = make_outstanding(3, StepRecord(4, ("9.1",), (2,)))
     assert not outstanding.delivered("9.1")
     assert not outstanding.held_group_ids
-
-
-def test_a_group_that_is_held_is_not_taken_twice() -> None:
-    outstanding = make_outstanding(3)
-    assert outstanding.delivered("1.1")
-    assert not outstanding.delivered("1.1")
-
-
-def test_steps_of_a_broken_stream_travel_in_the_next_hello_only() -> None:
-    outstanding = make_outstanding(3)
-    outstanding.delivered("1.1")
-    outstanding.stepped(StepRecord(1, ("1.1",), (0,)))
-    outstanding.connected()
-    assert outstanding.take_owed().steps == ()
-    assert outstanding.unacknowledged == (StepRecord(1, ("1.1",), (0,)),)
-
-
-def test_a_group_that_was_trained_on_before_its_acceptance_was_said_is_said_to_be_trained_only() -> None:
-    outstanding = make_outstanding(3)
-    outstanding.delivered("1.1")
-    outstanding.judged(GroupVerdict("1.1", Verdict.ACCEPTED))
-    outstanding.stepped(StepRecord(1, ("1.1",), (0,)))
-    owed = outstanding.take_owed()
-    assert (owed.verdicts, [step.version for step in owed.steps]) == ((), [1])
-
-
-def test_a_refusal_is_said_once_and_what_was_said_is_not_owed() -> None:
-    outstanding = make_outstanding(3)
-    outstanding.delivered("1.1")
-    outstanding.delivered("2.1")
-    outstanding.judged(GroupVerdict("1.1", Verdict.STALE))
-    outstanding.stepped(StepRecord(1, ("2.1",), (0,)))
-    assert (len((owed := outstanding.take_owed()).verdicts), len(owed.steps)) == (1, 1)
-    assert ((owed := outstanding.take_owed()).verdicts, owed.steps) == ((), ())
-    outstanding.connected()
-    assert outstanding.take_owed().verdicts == ()
-
-
-def test_a_refusal_that_was_not_said_before_a_cut_is_not_said_after_it() -> None:
-    """The group is not in the hello either: the hub delivers it again, and it is judged again."""
-    outstanding = make_outstanding(3)
-    outstanding.delivered("1.1")
-    outstanding.judged(GroupVerdict("1.1", Verdict.STALE))
-    outstanding.connected()
-    assert outstanding.take_owed().verdicts == ()
-    assert outstanding.held_group_ids == ()
-    assert outstanding.delivered("1.1")
-
-
-def test_what_was_delivered_twice_uses_up_its_credit_all_the_same() -> None:
-    outstanding = make_outstanding(2)
-    assert outstanding.take_owed().credit_groups == 2
-    outstanding.delivered("1.1")
-    outstanding.delivered("1.1")
-    assert outstanding.take_owed().credit_groups == 1
 
 
 def test_judging_a_group_that_is_not_held_is_a_fault_of_ours() -> None:
@@ -172,13 +153,3 @@ def test_an_operators_pardon_releases_whoever_is_not_on_the_list_any_more() -> N
     account.connected()
     assert account.quarantined == {}
     assert account.take_owed().quarantines == ()
-
-
-def test_a_delivery_is_within_the_credits_or_of_a_group_that_is_held() -> None:
-    account = OutstandingRollouts(version=0, capacity_groups=2, unacknowledged=())
-    assert account.delivered("1.1")
-    assert account.has_room_for("2.1")
-    assert account.delivered("2.1")
-    assert [account.has_room_for(name) for name in ("1.1", "2.1", "3.1")] == [True, True, False]
-    account.judged(GroupVerdict("1.1", Verdict.STALE))
-    assert account.has_room_for("3.1")

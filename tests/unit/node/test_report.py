@@ -129,13 +129,6 @@ def test_half_of_the_records_make_half_a_report(run_dir: Path) -> None:
     assert "Held-out prompts</h2>" not in page
 
 
-def test_a_directory_without_records_is_refused_with_what_was_looked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["report", str(tmp_path), "--out", str(tmp_path / "x.html")]) == ExitCode.COULD_NOT_START
-    assert "steps.jsonl" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     "content",
     [

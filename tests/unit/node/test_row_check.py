@@ -104,8 +104,11 @@ def test_rows_that_cannot_be_used_keep_their_numbers_and_are_told_apart(tmp_path
     assert (indexed.tally.checked, indexed.tally.unusable, indexed.prompts) == (5, 2, 4)
 
 
-def test_checking_is_bounded_in_time_and_says_how_far_it_is(tmp_path: Path) -> None:
-    (tmp_path / "d").write_text('{"prompt": ""}\n' * 150_001)
+def test_checking_is_bounded_in_time_and_says_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.coordinator.data.rows.TOLD_EVERY_ROWS", 50)
+    (tmp_path / "d").write_text('{"prompt": ""}\n' * 151)
     now_s, told = [0.0], []
 
     def tell(rows: int) -> None:
@@ -115,4 +118,4 @@ def test_checking_is_bounded_in_time_and_says_how_far_it_is(tmp_path: Path) -> N
     check = RowCheck(JsonlOptions(grader="mine:f"), told=tell, limit_s=10.0, clock=lambda: now_s[0])
     with (tmp_path / "d").open("rb") as file:
         rows = Rows(file, name="d", check=check)
-    assert (len(rows), rows.tally.checked, told) == (150_001, 100_000, [50_000, 100_000])
+    assert (len(rows), rows.tally.checked, told) == (151, 100, [50, 100])

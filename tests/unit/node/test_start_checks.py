@@ -26,10 +26,10 @@ from node.enrolment.tokens import issue_token
 from node.errors import ConfigError
 from node.values.roles import Role
 from sampler.config import SamplerConfig, VerifierConfig
+from support.byte_tokenizer import make_byte_tokenizer
 from support.identity import MadeRun, make_run
 from support.model_files import write_model_files
 from support.present import present
-from support.tiny_model import make_tiny_model
 
 NOW_S = time.time()
 
@@ -54,15 +54,22 @@ def sampler(made: MadeRun, directory: Path, **node: Any) -> NodeConfig:
     )
 
 
+def configured(made: MadeRun, **roles: Any) -> NodeConfig:
+    """Return a configuration of roles that share the run's directory."""
+    return NodeConfig(
+        node=NodeSection(state_dir=made.directory), telemetry=TelemetrySection(), roles=dict(roles)
+    )
+
+
 def coordinator(made: MadeRun, **values: Any) -> NodeConfig:
     """Return a configuration of the run's coordinator; of addition unless ``values`` name a task."""
-    return NodeConfig(
-        node=NodeSection(state_dir=made.directory),
-        telemetry=TelemetrySection(),
-        roles={
-            "coordinator": CoordinatorConfig.model_validate(values or {"task": "addition", "prompts": 100})
-        },
-    )
+    values = values or {"task": "addition", "prompts": 100}
+    return configured(made, coordinator=CoordinatorConfig.model_validate(values))
+
+
+def model_with_tokenizer(directory: Path) -> Path:
+    """Return a directory that looks like a model's, with a tokenizer of bytes; torch is not loaded for it."""
+    return make_byte_tokenizer(write_model_files(directory), template=None)
 
 
 def write_token(made: MadeRun, directory: Path, *, mode: int = 0o600, **changes: Any) -> None:
@@ -89,10 +96,6 @@ def test_a_sampler_that_would_start_has_no_faults(made: MadeRun, tmp_path: Path)
     assert faults(sampler(made, tmp_path), Role.SAMPLER, warned=warned) == []
     assert warned == []
     assert not (tmp_path / "state").exists()
-
-
-def test_a_whole_run_of_one_directory_has_no_faults(made: MadeRun) -> None:
-    assert faults(coordinator(made), Role.COORDINATOR) == []
 
 
 @pytest.mark.parametrize(
@@ -216,18 +219,15 @@ def test_a_package_that_is_configured_and_not_installed_is_found_with_the_comman
 ) -> None:
     rows = tmp_path / "rows.parquet"
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"prompt": "1+1=", "answer": "2"}]), rows)
-    config = NodeConfig(
-        node=NodeSection(state_dir=made.directory),
-        telemetry=TelemetrySection(),
-        roles={
-            "coordinator": CoordinatorConfig.model_validate({"task": "jsonl", "data": {"file": rows}}),
-            "learner": LearnerConfig(
-                model_dir=write_model_files(tmp_path / "model"),
-                learning_rate=1e-3,
-                tensorboard_dir=tmp_path / "t",
-                wandb_project="p",
-            ),
-        },
+    config = configured(
+        made,
+        coordinator=CoordinatorConfig.model_validate({"task": "jsonl", "data": {"file": rows}}),
+        learner=LearnerConfig(
+            model_dir=write_model_files(tmp_path / "model"),
+            learning_rate=1e-3,
+            tensorboard_dir=tmp_path / "t",
+            wandb_project="p",
+        ),
     )
     assert faults(config, Role.COORDINATOR) == []
     for package in ("tensorboard", "wandb", "pyarrow"):
@@ -313,12 +313,7 @@ def test_other_rows_than_the_run_began_with_are_found(
         ledger.record(Transaction(slots=(slot,), facts=(began.seen,)))
         began.close()
         # As it would be found beside a coordinator that runs.
-        config = NodeConfig(
-            node=NodeSection(state_dir=made.directory),
-            telemetry=TelemetrySection(),
-            roles={"coordinator": write(rows)},
-        )
-        *_, last = findings_of(config, Role.COORDINATOR)
+        *_, last = findings_of(configured(made, coordinator=write(rows)), Role.COORDINATOR)
     assert last.layer == "data"
     assert said in last.what
 
@@ -326,19 +321,15 @@ def test_other_rows_than_the_run_began_with_are_found(
 def test_rows_that_are_too_long_for_the_model_are_a_warning_that_names_keys_that_help(
     made: MadeRun, tmp_path: Path
 ) -> None:
-    file, model_dir = tmp_path / "rows.jsonl", make_tiny_model(tmp_path / "base", hidden=16, layers=1)
+    file, model_dir = tmp_path / "rows.jsonl", model_with_tokenizer(tmp_path / "base")
     file.write_text('{"prompt": "1", "answer": "2"}\n{"prompt": "%s", "answer": "2"}\n' % ("1+" * 50))
     data = {"task": "jsonl", "data": {"file": file}, "task_options": {"max_prompt_tokens": 40}}
     write_token(made, tmp_path)
-    base = sampler(made, tmp_path)
-    config = NodeConfig(
-        node=base.node,
-        telemetry=TelemetrySection(),
-        roles={
-            "coordinator": CoordinatorConfig.model_validate(data),
-            "sampler": SamplerConfig(model_dir=model_dir),
-        },
-    )
+    roles = {
+        "coordinator": CoordinatorConfig.model_validate(data),
+        "sampler": SamplerConfig(model_dir=model_dir),
+    }
+    config = replace(sampler(made, tmp_path), roles=roles)
     warned: list[str] = []
     faults(config, Role.COORDINATOR, Role.SAMPLER, warned=warned)
     assert warned == [
@@ -352,24 +343,17 @@ def test_graders_that_cannot_be_imported_and_a_template_that_does_not_render_are
     made: MadeRun, tmp_path: Path
 ) -> None:
     write_token(made, tmp_path)
-    node, model_dir = sampler(made, tmp_path).node, make_tiny_model(tmp_path / "base", hidden=16, layers=1)
+    base, model_dir = sampler(made, tmp_path), model_with_tokenizer(tmp_path / "base")
     graders = ("support.graded_texts:share_of_digits", "support.graded_texts:none")
-    config = NodeConfig(
-        node=node,
-        telemetry=TelemetrySection(),
-        roles={"sampler": SamplerConfig(model_dir=model_dir, allowed_graders=graders)},
-    )
-    (found,) = faults(config, Role.SAMPLER)
+    roles = {"sampler": SamplerConfig(model_dir=model_dir, allowed_graders=graders)}
+    (found,) = faults(replace(base, roles=roles), Role.SAMPLER)
     assert "sampler.allowed_graders = 'support.graded_texts:none'" in found
     assert (
         "cannot be imported: AttributeError: module 'support.graded_texts' has no attribute 'none'" in found
     )
     chatty = shutil.copytree(model_dir, tmp_path / "chatty")
     (chatty / "chat_template.jinja").write_text("{{ raise_exception('only systems may speak') }}")
-    config = NodeConfig(
-        node=node, telemetry=TelemetrySection(), roles={"sampler": SamplerConfig(model_dir=chatty)}
-    )
-    (found,) = faults(config, Role.SAMPLER)
+    (found,) = faults(replace(base, roles={"sampler": SamplerConfig(model_dir=chatty)}), Role.SAMPLER)
     assert (
         "does not render a question: the chat template refuses the prompt: only systems may speak (" in found
     )

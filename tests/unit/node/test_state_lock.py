@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,32 +41,17 @@ def hold(directory: Path, *, then: str = "") -> "subprocess.Popen[str]":
     return process
 
 
-@pytest.fixture
-def holder(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
-    with hold(tmp_path) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def test_a_second_process_is_told_who_has_the_directory(
-    holder: "subprocess.Popen[str]", tmp_path: Path
-) -> None:
-    with pytest.raises(StartupError) as caught:
-        lock_state_directory(tmp_path)
+def test_a_directory_is_its_processs_until_that_has_ended_and_others_are_free(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    with hold(tmp_path) as holder:
+        with pytest.raises(StartupError) as caught:
+            lock_state_directory(tmp_path)
+        lock_state_directory(tmp_path / "other")
+        holder.kill()
     assert caught.value.what == (
         f"The state directory {tmp_path} is in use by process {holder.pid} on {socket.gethostname()}"
     )
     assert "node.state_dir" in caught.value.fix
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_the_lock_ends_with_its_process_and_not_with_its_file(
-    holder: "subprocess.Popen[str]", tmp_path: Path, number: signal.Signals
-) -> None:
-    holder.send_signal(number)
-    holder.wait(10)
     assert (tmp_path / LOCK_FILE).read_text().split()[0] == str(holder.pid)
     lock_state_directory(tmp_path)
     assert (tmp_path / LOCK_FILE).read_text().split() == [str(os.getpid()), socket.gethostname()]
@@ -95,11 +79,6 @@ def test_roles_of_one_process_may_share_a_directory(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
     lock_state_directory(tmp_path)
     lock_state_directory(tmp_path / "link")
-
-
-def test_directories_are_locked_apart(holder: "subprocess.Popen[str]", tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    lock_state_directory(tmp_path / "other")
 
 
 def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,15 +72,16 @@ RUN = RunStatus(
 )
 
 
-def rendered(run: RunStatus, *, width: int = 140) -> str:
+def rendered(run: RunStatus) -> str:
+    """Return the view on a wide screen, without the blanks that fill its lines."""
     output = io.StringIO()
-    Console(file=output, width=width).print(render(run))
-    return output.getvalue()
+    Console(file=output, width=400).print(render(run))
+    return "".join(f"{line.rstrip()}\n" for line in output.getvalue().splitlines())
 
 
-def having(**changes: Any) -> RunStatus:
-    """Return a run whose peer is other than ``PEER``."""
-    return replace(RUN, peers=(replace(PEER, **changes),))
+def having(*, number: int = 1, **changes: Any) -> RunStatus:
+    """Return a run of peers that are other than ``PEER``."""
+    return replace(RUN, peers=(replace(PEER, **changes),) * number)
 
 
 def arguments(*argv: str) -> argparse.Namespace:
@@ -90,109 +91,17 @@ def arguments(*argv: str) -> argparse.Namespace:
 
 
 def test_the_table_has_a_row_for_each_peer_and_the_run_above_it() -> None:
-    text = rendered(RUN)
+    text = rendered(replace(RUN, unusual=(Unusual("relay silent", 1, ("r1",)),)))
     (row,) = [line for line in text.splitlines() if line.startswith("far-away")]
     assert row.split() == [
         "far-away", "sampler", "live", "40", "2", "12.3", "0.5", "1.25", "9/12", "70", "3", "stale", "prompt",
         "lease",
     ]  # fmt: skip
     assert "reward 0.750, KL 0.0123, effective sample size 0.80, staleness 1.5 mean, 4 max" in text
+    assert "staleness beyond lag 70 the effective sample size of token weights" in text
     assert "5 groups, bound by staleness" in text
     assert "4 leased, 70 trained" in text
-    assert "abandoned" not in text
-
-
-@pytest.mark.parametrize(
-    ("recommended", "said"),
-    [
-        (
-            RecommendedStaleness(70, "token weights"),
-            "beyond lag 70 the effective sample size of token weights",
-        ),
-        (
-            RecommendedStaleness(None, "", "unmeasured\x1b[2J"),
-            "no recommendation yet: unmeasured[2J (bound is 8",
-        ),
-    ],
-)
-def test_the_lag_at_which_groups_are_worth_half_is_said_in_a_line(
-    recommended: RecommendedStaleness, said: str
-) -> None:
-    assert f"staleness {said}" in rendered(
-        replace(RUN, step=replace(STEP, recommended_staleness=recommended))
-    )
-    assert "staleness no recommendation yet: no step was taken" in rendered(replace(RUN, step=None))
-
-
-@pytest.mark.parametrize(
-    ("slots", "said"),
-    [
-        (
-            {"spooled": 10, "accepted": 15},
-            "1 sampler idles at the bound, 25 finished groups wait: a bound of 3 would cost no step and make "
-            "groups 5 versions fresher",
-        ),
-        (
-            {"accepted": 7},
-            "1 sampler idles at the bound, 7 finished groups wait: a lower bound would make steps wait",
-        ),
-    ],
-)
-def test_what_a_lower_bound_would_cost_is_said_where_samplers_idle_at_it(
-    slots: dict[str, int], said: str
-) -> None:
-    """Six batches of four wait for the learner, of which it needs one."""
-    idle = replace(PEER, waits_for="prompt lease: staleness")
-    assert said in rendered(replace(RUN, peers=(idle,), slots=slots, batch_groups=4), width=200)
-    assert "idle" not in rendered(replace(RUN, slots=slots, batch_groups=4))
-
-
-def test_the_first_line_says_what_bounds_the_pace_and_the_second_what_to_do() -> None:
-    headline = Headline("training at version 42", "", 3.0)
-    slow = Bottleneck("samplers", "the learner waited \x1b[2J", "Add samplers.")
-    first, second, *_ = rendered(replace(RUN, headline=headline, bottleneck=slow)).splitlines()
-    assert first.rstrip() == (
-        "Training at version 42; that version is 3 s old. Bound by the samplers: the learner waited [2J."
-    )
-    assert second.rstrip() == "-> Add samplers."
-    assert "Bound by" not in rendered(replace(RUN, headline=headline))
-
-
-def test_a_run_in_which_nothing_teaches_does_not_look_healthy() -> None:
-    some = replace(RUN, teaching=Teaching(512, 192, 0.4, 0.0))
-    assert "teaching  38% of the newest 512 groups teach nothing\n" in rendered(some).replace(" \n", "\n")
-    none = rendered(replace(RUN, teaching=Teaching(512, 512, 0.0, 420.0)), width=400)
-    assert "100% of the newest 512 groups teach nothing; no step for 7 min" in none
-    assert "too easy or too hard" in none
-
-
-def test_a_second_process_of_a_name_is_shown_while_it_tries() -> None:
-    twin = replace(PEER, refused_twins=7, refused_twin_s=3.2)
-    assert rendered(replace(RUN, peers=(twin,))).splitlines()[-1] == (
-        "far-away: another process of this name was refused 7 times, last 3 s ago; stop one of the two"
-    )
-    for quiet in (PEER, replace(twin, refused_twin_s=1000.0)):
-        assert "another process" not in rendered(replace(RUN, peers=(quiet,)))
-
-
-def test_bad_prompts_are_named_with_reason_detail_and_when_they_are_tried_again() -> None:
-    bad = BadPrompt(17, Failure.PROMPT_TOO_LONG, "300 tokens\x1b[2J", 2, 40, 100.0, ("s1", "s2"), 1300.0)
-    several = tuple(
-        replace(bad, prompt_index=n, detail="", retry_at_s=0.0, said_by=("s1",)) for n in range(5)
-    )
-    run = replace(RUN, prompts=100, bad_prompts=(bad, *several), bad_prompts_total=9, now_s=200.0)
-    text = rendered(run)
-    assert "9 of 100 prompts could not be answered" in text
-    assert (
-        "prompt 17: prompt_too_long, set aside 2 times, failed by s1, s2, tried again in 1100 s: 300 tok"
-        in text
-    )
-    assert "prompt 3: prompt_too_long, withheld from s1, due to be tried again\n" in "\n".join(
-        line.rstrip() for line in text.splitlines()
-    )
-    assert "and 4 more" in text
-    assert json.loads(status_command.to_json(run))["bad_prompts"][0]["reason"] == "prompt_too_long"
-    assert "could not be answered" not in rendered(RUN)
+    assert text.index("relay silent") < text.index("far-away")
 
 
 FIRST = Evaluation(
@@ -229,60 +138,6 @@ def test_held_out_prompts_are_shown_with_the_trend_the_best_and_what_is_under_wa
     assert json.loads(status_command.to_json(run))["evaluation"]["best"]["reward_mean"] == 0.5
 
 
-def test_the_best_version_is_shown_as_exportable_only_once_the_learner_has_written_it_down() -> None:
-    best = replace(FIRST, version=20)
-    run = replace(RUN, evaluation=EvaluationStatus(best, FIRST, best))
-    for exportable in (None, 10):
-        text = rendered(replace(run, exportable_best=exportable))
-        assert "best is version 20: reward 0.125 +- 0.010; the learner has not written that down yet" in text
-
-
-@pytest.mark.parametrize("counted", [0, 57])
-def test_an_evaluation_of_which_too_few_prompts_were_answered_has_no_score(counted: int) -> None:
-    none = replace(FIRST, version=20, counted_prompts=counted, reward_mean=None, tokens_mean=None)
-    run = replace(RUN, evaluation=EvaluationStatus(none, FIRST, FIRST))
-    text = rendered(run)
-    assert f"version 20 has no score: {counted} of 64 prompts" in text
-    assert "best is version 0: reward 0.125" in text
-    assert "reward 0.000" not in text
-    assert json.loads(status_command.to_json(run))["evaluation"]["newest"]["reward_mean"] is None
-
-
-def test_what_decides_on_the_best_is_shown_and_that_nobody_measures_it() -> None:
-    newest = replace(FIRST, metrics='{"exact": 0.25, "words": 3.0}')
-    run = replace(RUN, evaluation=EvaluationStatus(newest, FIRST, newest, best_by="exact"), exportable_best=0)
-    assert "best is version 0: exact 0.250, reward 0.125 +- 0.010; the base model" in rendered(run)
-    run = replace(RUN, evaluation=EvaluationStatus(newest, FIRST, None, best_by="exakt"))
-    assert "evaluation.best_by = 'exakt', and measured are reward, exact, words" in rendered(run)
-
-
-def test_a_run_that_has_just_begun_can_be_rendered() -> None:
-    newborn = replace(RUN, head=None, step=None, peers=(), slots={}, verdicts={})
-    assert "version -" in rendered(newborn)
-
-
-def test_nothing_a_peer_says_of_itself_can_move_the_cursor_or_set_a_style() -> None:
-    text = rendered(replace(RUN, peers=(replace(PEER, waits_for="\x1b[2J[red]x[/red]\r\n"),)))
-    assert "\x1b" not in text
-    assert "[2J[red]x[/red]" in text
-
-
-@pytest.mark.parametrize(
-    ("name", "run", "said"),
-    [
-        ("ledger", replace(RUN, ledger_gap="it lacks steps"), "ledger    behind: it lacks steps"),
-        (
-            "hoards",
-            having(standing="hoards", standing_detail="holds 9 leases\x1b[2J"),
-            "far-away: hoards, holds 9 leases[2J",
-        ),
-    ],
-)
-def test_what_an_operator_should_know_has_a_line_of_its_own(name: str, run: RunStatus, said: str) -> None:
-    assert said in rendered(run)
-    assert name not in rendered(RUN)
-
-
 def test_json_has_every_field_and_digests_in_hexadecimal() -> None:
     parsed = json.loads(status_command.to_json(RUN))
     assert parsed["head"] == {"number": 42, "root": "72" * 16}
@@ -291,6 +146,7 @@ def test_json_has_every_field_and_digests_in_hexadecimal() -> None:
     recommended = {"versions": 70, "sample": "token weights", "unknown_because": ""}
     assert parsed["step"]["recommended_staleness"] == recommended
     assert parsed["max_staleness_versions"] == 8
+    assert json.loads(status_command.to_json(BAD_RUN))["bad_prompts"][0]["reason"] == "prompt_too_long"
 
 
 def test_a_coordinator_that_cannot_be_reached_is_said_so(
@@ -311,23 +167,167 @@ def test_a_directory_without_an_operators_identity_is_named(tmp_path: Path) -> N
         status_command.run(parsed)
 
 
-def test_software_is_named_where_it_is_not_the_same_everywhere() -> None:
-    peers = tuple(replace(PEER, node_id=f"s{n}", software_version="0.2.0", protocol=1) for n in range(6))
-    assert "software" not in rendered(replace(RUN, peers=peers))
-    text = rendered(replace(RUN, peers=(*peers, replace(PEER, software_version="0.3.0", protocol=2))))
-    assert "software  0.2.0, protocol 1: s0, s1, s2, s3, s4, ..." in text
-    assert "          0.3.0, protocol 2: far-away" in text
+def test_the_command_line_asks_for_a_page_of_some_peers_in_an_order() -> None:
+    always = ("--state-dir", "d", "--coordinator", "127.0.0.1:7700")
+    assert status_command.query_of(arguments(*always)) == PeerQuery(limit=50)
+    some = "--state silent left --role sampler --standing hoards --name x --waits-for y --sort lag --reverse"
+    asked = status_command.query_of(arguments(*always, *some.split(), "--limit", "20", "--page", "3"))
+    assert asked == PeerQuery(("silent", "left"), ("sampler",), ("hoards",), "x", "y", "lag", True, 40, 20)
+    with pytest.raises(SystemExit):
+        arguments(*always, "--limit", "0")
 
 
-def test_samplers_with_another_grader_are_named_with_what_to_do() -> None:
-    peers = tuple(replace(peer, grader_digest=b"b" * 16) for peer in RUN.peers[:1])
-    status = replace(RUN, peers=peers, grader_digest=b"a" * 16, grader_said_by="2 of 3 samplers")
-    text = rendered(status)
-    assert f"the run's code is {'61' * 16}, as 2 of 3 samplers said" in text
-    assert f"{peers[0].node_id} has {'62' * 16} and is leased nothing" in text
-    assert "graders" not in rendered(replace(status, grader_digest=b"b" * 16))
-    verifier = replace(peers[0], role=Role.VERIFIER)
-    assert f"has {'62' * 16} and checks nothing" in rendered(replace(status, peers=(verifier,)))
+IDLE = replace(having(waits_for="prompt lease: staleness"), batch_groups=4)
+BAD = BadPrompt(17, Failure.PROMPT_TOO_LONG, "300 tokens\x1b[2J", 2, 40, 100.0, ("s1", "s2"), 1300.0)
+BAD_RUN = replace(
+    RUN,
+    prompts=100,
+    bad_prompts=(
+        BAD,
+        *(replace(BAD, prompt_index=n, detail="", retry_at_s=0.0, said_by=("s1",)) for n in range(5)),
+    ),
+    bad_prompts_total=9,
+    now_s=200.0,
+)
+OLD = tuple(replace(PEER, node_id=f"s{n}", software_version="0.2.0", protocol=1) for n in range(6))
+NEW = replace(PEER, software_version="0.3.0", protocol=2)
+OTHER_GRADER = replace(
+    having(grader_digest=b"b" * 16), grader_digest=b"a" * 16, grader_said_by="2 of 3 samplers"
+)
+FULL_DISK = MachineFigures(disk_free_ratio=0.05)
+BEST = replace(FIRST, version=20)
+UNSCORED = replace(BEST, counted_prompts=57, reward_mean=None, tokens_mean=None)
+MEASURED = replace(FIRST, metrics='{"exact": 0.25, "words": 3.0}')
+SAID: dict[str, tuple[RunStatus, tuple[str, ...]]] = {
+    "a run that has just begun": (
+        replace(RUN, head=None, step=None, peers=(), slots={}, verdicts={}),
+        ("version -", "staleness no recommendation yet: no step was taken"),
+    ),
+    "nothing to recommend a bound by": (
+        replace(
+            RUN, step=replace(STEP, recommended_staleness=RecommendedStaleness(None, "", "unmeasured\x1b[2J"))
+        ),
+        ("staleness no recommendation yet: unmeasured[2J (bound is 8",),
+    ),
+    "a bound that could be lower: six batches wait for the learner, of which it needs one": (
+        replace(IDLE, slots={"spooled": 10, "accepted": 15}),
+        (
+            "1 sampler idles at the bound, 25 finished groups wait: a bound of 3 would cost no step and make "
+            "groups 5 versions fresher",
+        ),
+    ),
+    "a bound that could not be lower": (
+        replace(IDLE, slots={"accepted": 7}),
+        ("1 sampler idles at the bound, 7 finished groups wait: a lower bound would make steps wait",),
+    ),
+    "some groups teach nothing": (
+        replace(RUN, teaching=Teaching(512, 192, 0.4, 0.0)),
+        ("teaching  38% of the newest 512 groups teach nothing\n",),
+    ),
+    "no group teaches anything": (
+        replace(RUN, teaching=Teaching(512, 512, 0.0, 420.0)),
+        ("100% of the newest 512 groups teach nothing; no step for 7 min", "too easy or too hard"),
+    ),
+    "a second process of a name": (
+        having(refused_twins=7, refused_twin_s=3.2),
+        ("far-away: another process of this name was refused 7 times, last 3 s ago; stop one of the two",),
+    ),
+    "bad prompts": (
+        BAD_RUN,
+        (
+            "9 of 100 prompts could not be answered",
+            "17: prompt_too_long, set aside 2 times, failed by s1, s2, tried again in 1100 s: 300 tokens[2J",
+            "prompt 3: prompt_too_long, withheld from s1, due to be tried again\n",
+            "and 4 more",
+        ),
+    ),
+    "a ledger behind": (replace(RUN, ledger_gap="it lacks steps"), ("ledger    behind: it lacks steps",)),
+    "a standing": (
+        having(standing="hoards", standing_detail="holds 9 leases\x1b[2J"),
+        ("far-away: hoards, holds 9 leases[2J",),
+    ),
+    "what a peer says of itself": (having(waits_for="\x1b[2J[red]x[/red]\r\n"), ("[2J[red]x[/red]",)),
+    "two releases": (
+        replace(RUN, peers=(*OLD, NEW)),
+        ("software  0.2.0, protocol 1: s0, s1, s2, s3, s4, ...", "          0.3.0, protocol 2: far-away"),
+    ),
+    "another grader": (
+        OTHER_GRADER,
+        (
+            f"the run's code is {'61' * 16}, as 2 of 3 samplers said",
+            f"far-away has {'62' * 16} and is leased nothing",
+        ),
+    ),
+    "a verifier with another grader": (
+        replace(OTHER_GRADER, peers=(replace(OTHER_GRADER.peers[0], role=Role.VERIFIER),)),
+        (f"has {'62' * 16} and checks nothing",),
+    ),
+    "what is unusual": (
+        replace(RUN, unusual=(Unusual("sampler in standing hoards", 700, ("a", "b\x1b[2J")),)),
+        ("unusual   700 sampler in standing hoards: a, b[2J, ...",),
+    ),
+    "lines of features": (
+        replace(RUN, lines=(StatusLine("data", "10 rows, 2 held out"), StatusLine("x\x1b[2J", "y\x1b[2J"))),
+        ("\ndata      10 rows, 2 held out\n", "\nx[2J      y[2J\n"),
+    ),
+    "a page of peers": (
+        replace(RUN, matching_peers=9999),
+        ("1 of 9999 peers; --page, --sort, --state and --name",),
+    ),
+    "a peer's numbers": (
+        having(machine=FULL_DISK, sampler=SamplerFigures(tokens_per_s=41.0)),
+        ("far-away: 5.0% of its disk free, 41 tokens/s\n",),
+    ),
+    "only what is wrong in a large fleet": (
+        having(number=17, machine=FULL_DISK, sampler=SamplerFigures(tokens_per_s=41.0)),
+        ("far-away: 5.0% of its disk free\n",),
+    ),
+    "a best version that the learner has not written down": (
+        replace(RUN, evaluation=EvaluationStatus(BEST, FIRST, BEST), exportable_best=10),
+        ("best is version 20: reward 0.125 +- 0.010; the learner has not written that down yet",),
+    ),
+    "too few answers for a score": (
+        replace(RUN, evaluation=EvaluationStatus(UNSCORED, FIRST, FIRST)),
+        ("version 20 has no score: 57 of 64 prompts", "best is version 0: reward 0.125"),
+    ),
+    "what decides on the best": (
+        replace(
+            RUN, evaluation=EvaluationStatus(MEASURED, FIRST, MEASURED, best_by="exact"), exportable_best=0
+        ),
+        ("best is version 0: exact 0.250, reward 0.125 +- 0.010; the base model",),
+    ),
+    "a best by what nobody measures": (
+        replace(RUN, evaluation=EvaluationStatus(MEASURED, FIRST, None, best_by="exakt")),
+        ("evaluation.best_by = 'exakt', and measured are reward, exact, words",),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_an_operator_should_know_is_said_where_it_is_so_and_sends_no_escapes(name: str) -> None:
+    run, said = SAID[name]
+    text, usual = rendered(run), rendered(RUN)
+    assert [line for line in said if line not in text] == []
+    assert [line for line in said if line in usual] == []
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize(
+    ("run", "unsaid"),
+    [
+        (replace(RUN, slots={"accepted": 7}, batch_groups=4), "idle"),
+        (having(refused_twins=7, refused_twin_s=1000.0), "another process"),
+        (replace(RUN, peers=OLD), "software"),
+        (replace(OTHER_GRADER, grader_digest=b"b" * 16), "graders"),
+        (replace(RUN, matching_peers=1), "of 1 peers"),
+        (having(state="silent", sampler=SamplerFigures(tokens_per_s=41.0)), "tokens/s"),
+        (replace(RUN, evaluation=EvaluationStatus(UNSCORED, FIRST, FIRST)), "reward 0.000"),
+        (replace(RUN, headline=Headline("training", "", 3.0)), "Bound by"),
+        (replace(RUN, slots={"abandoned": 0}), "abandoned"),
+    ],
+)
+def test_what_is_as_it_should_be_is_not_worth_a_line(run: RunStatus, unsaid: str) -> None:
+    assert unsaid not in rendered(run)
 
 
 @pytest.mark.parametrize(
@@ -344,55 +344,14 @@ def test_samplers_with_another_grader_are_named_with_what_to_do() -> None:
         (Headline("x\x1b[2J", "y", 600.0), "X[2J; it waits for y, for 10 min."),
     ],
 )
-def test_the_first_line_says_what_the_run_does_and_waits_for_and_since_when(
+def test_the_first_lines_say_what_the_run_does_what_bounds_its_pace_and_what_to_do(
     line: Headline, said: str
 ) -> None:
     counts = (PeerCount(Role.LEARNER, "silent", 1), PeerCount(Role.SAMPLER, "live", 9999))
-    first, second, *_ = rendered(replace(RUN, headline=line, peer_counts=counts)).splitlines()
-    assert first == said
-    assert second == "1 learner silent, 9999 samplers live"
-
-
-def test_lines_that_features_tell_stand_under_their_headings_and_send_no_escapes() -> None:
-    lines = (StatusLine("data", "10 rows, 2 held out"), StatusLine("x\x1b[2J", "y\x1b[2J"))
-    *_, data, other = (
-        line for line in rendered(replace(RUN, lines=lines)).splitlines() if "[2J" in line or "rows" in line
-    )
-    assert (data, other) == ("data      10 rows, 2 held out", "x[2J      y[2J")
-
-
-def test_what_is_unusual_comes_before_the_peers_with_some_of_their_names() -> None:
-    unusual = (
-        Unusual("relay silent", 1, ("r1",)),
-        Unusual("sampler in standing hoards", 700, ("a", "b\x1b[2J")),
-    )
-    text = rendered(replace(RUN, unusual=unusual))
-    assert "unusual   1 relay silent: r1\n" in text.replace(" \n", "\n")
-    assert "700 sampler in standing hoards: a, b[2J, ..." in text
-    assert text.index("hoards") < text.index("far-away")
-
-
-def test_a_page_says_how_many_peers_there_are() -> None:
-    assert "1 of 9999 peers; --page, --sort, --state and --name" in rendered(
-        replace(RUN, matching_peers=9999)
-    )
-    assert "of 1 peers" not in rendered(replace(RUN, matching_peers=1))
-
-
-def test_the_command_line_asks_for_a_page_of_some_peers_in_an_order() -> None:
-    always = ("--state-dir", "d", "--coordinator", "127.0.0.1:7700")
-    assert status_command.query_of(arguments(*always)) == PeerQuery(limit=50)
-    some = "--state silent left --role sampler --standing hoards --name x --waits-for y --sort lag --reverse"
-    asked = status_command.query_of(arguments(*always, *some.split(), "--limit", "20", "--page", "3"))
-    assert asked == PeerQuery(("silent", "left"), ("sampler",), ("hoards",), "x", "y", "lag", True, 40, 20)
-    with pytest.raises(SystemExit):
-        arguments(*always, "--limit", "0")
-
-
-def test_a_peers_numbers_are_shown_and_in_a_large_fleet_only_what_is_wrong() -> None:
-    peer = replace(
-        PEER, machine=MachineFigures(disk_free_ratio=0.05), sampler=SamplerFigures(tokens_per_s=41.0)
-    )
-    assert f"{PEER.node_id}: 5.0% of its disk free, 41 tokens/s" in rendered(replace(RUN, peers=(peer,)))
-    assert f"{PEER.node_id}: 5.0% of its disk free\n" in rendered(replace(RUN, peers=(peer,) * 17)) + "\n"
-    assert "tokens/s" not in rendered(replace(RUN, peers=(replace(peer, state="silent"),)))
+    run = replace(RUN, headline=line, peer_counts=counts)
+    assert rendered(run).splitlines()[:2] == [said, "1 learner silent, 9999 samplers live"]
+    slow = Bottleneck("samplers", "the learner waited \x1b[2J", "Add samplers.")
+    assert rendered(replace(run, bottleneck=slow)).splitlines()[:2] == [
+        f"{said} Bound by the samplers: the learner waited [2J.",
+        "-> Add samplers.",
+    ]

@@ -23,6 +23,7 @@ def failure(code: grpc.StatusCode, details: str = "", reason: str | None = None)
 @pytest.mark.parametrize("reason", list(Reason))
 def test_a_refusal_is_known_by_its_reason_whatever_its_status(reason: Reason) -> None:
     status = grpc.StatusCode[reason.status]
+    assert status is not grpc.StatusCode.OK
     refused = classify(failure(status, "7 is too many", reason.value))
     assert isinstance(refused, RefusedError)
     assert (refused.reason, str(refused)) == (reason, "7 is too many")
@@ -96,11 +97,7 @@ PEER = Peer("run", Role.SAMPLER, "s1")
 
 @pytest.mark.parametrize(
     ("purpose", "most_bytes"),
-    [
-        (Purpose.CONTROL, 4 << 20),
-        (Purpose.ROLLOUTS, 72 << 20),
-        (Purpose.BULK, 6 << 20),
-    ],
+    [(Purpose.CONTROL, 4 << 20), (Purpose.ROLLOUTS, 72 << 20), (Purpose.BULK, 6 << 20)],
 )
 def test_a_channel_takes_messages_of_its_purpose_and_says_who_calls(
     monkeypatch: pytest.MonkeyPatch, purpose: Purpose, most_bytes: int
@@ -137,14 +134,6 @@ def test_without_tls_no_other_machine_is_dialled(target: str) -> None:
         dial(target, PEER, purpose=Purpose.CONTROL, now=0.0)
 
 
-def test_another_backoff_has_the_same_ceilings_from_the_first() -> None:
-    first = Backoff(lambda: 1.0, first_s=1.0, cap_s=2.0)
-    first.next_s()
-    another = first.another()
-    assert [another.next_s() for _ in range(3)] == [1.0, 2.0, 2.0]
-    assert (first.retries, another.retries) == (1, 3)
-
-
 def test_a_write_to_a_stream_that_has_ended_is_a_lost_connection() -> None:
     with pytest.raises(ConnectionLost), classified():
         raise asyncio.InvalidStateError
@@ -172,12 +161,14 @@ async def test_a_task_that_is_cancelled_stays_so_and_a_call_that_is_cancelled_is
         await wait()
 
 
-def test_ceilings_double_up_to_the_cap_and_start_again_after_success() -> None:
+def test_ceilings_double_up_to_the_cap_and_start_again_after_success_or_for_another() -> None:
     backoff = Backoff(lambda: 1.0, first_s=0.2, cap_s=3.0)
     assert [backoff.next_s() for _ in range(6)] == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.0, 3.0])
+    another = backoff.another()
     backoff.reset()
-    assert backoff.next_s() == pytest.approx(0.2)
-    assert backoff.retries == 7
+    assert backoff.next_s() == another.next_s() == pytest.approx(0.2)
+    assert (backoff.retries, another.retries) == (7, 1)
+    assert [another.next_s() for _ in range(5)][-1] == 3.0
 
 
 def test_delays_are_drawn_over_the_whole_range_below_the_ceiling() -> None:

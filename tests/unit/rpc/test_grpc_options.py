@@ -19,7 +19,9 @@ _OPTION = re.compile(r"grpc(\.[a-z0-9_]+)+")
 def options_used() -> Iterator[tuple[str, str]]:
     """Return every string that is the name of an option, and the file it stands in."""
     for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        if '"grpc.' not in (text := path.read_text()):
+            continue
+        for node in ast.walk(ast.parse(text)):
             value = node.value if isinstance(node, ast.Constant) else None
             if isinstance(value, str) and _OPTION.fullmatch(value) and not value.startswith("grpc.aio"):
                 yield value, str(path.relative_to(ROOT))

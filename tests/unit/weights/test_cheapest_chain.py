@@ -61,8 +61,7 @@ def test_each_artifact_costs_a_long_link_more_than_its_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("artifacts", "newest"),
-    [((), None), (STEPS[1:], None), (HOLE, 4), ([*HOLE, artifact(6, NO_BASE)], 8)],
+    ("artifacts", "newest"), [((), None), (STEPS[1:], None), (HOLE, 4), ([*HOLE, artifact(6, NO_BASE)], 8)]
 )
 def test_the_newest_reachable_version_is_before_the_hole(
     artifacts: Sequence[Artifact], newest: int | None

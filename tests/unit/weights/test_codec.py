@@ -1,6 +1,7 @@
 """Payloads by hand, and the ones no encoder makes."""
 
 import struct
+from functools import cache
 
 import numpy as np
 import pytest
@@ -128,6 +129,7 @@ def test_planes_of_steps_without_a_step_are_refused() -> None:
     assert "no element changes" in str(refusal(Codec.STEP_PLANES, zstandard.compress(bytes(8192))))
 
 
+@cache
 def bombs(size: int) -> dict[str, bytes]:
     """Return zstd frames that no encoder makes, of ``size`` bytes where they come so far; 256 to 65 000."""
     plain = b"\1" * size

@@ -147,11 +147,5 @@ def test_the_tensor_and_element_that_is_no_number_are_named_whatever_the_dtype(
     base = HeldPolicy.of(0, np.zeros(layout.words, np.uint16), layout=layout)
     with refused(Reason.NON_FINITE, f"'{name}'", str(element)):
         encode_version(
-            words,
-            version=1,
-            base=base,
-            layout=layout,
-            run_id=RUN_ID,
-            learner_epoch=1,
-            published_at_s=0.0,
+            words, version=1, base=base, layout=layout, run_id=RUN_ID, learner_epoch=1, published_at_s=0.0
         )

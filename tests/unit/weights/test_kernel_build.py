@@ -10,11 +10,10 @@ from hatchling.builders.wheel import WheelBuilder
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a copy of the sources, so that no kernel in use is replaced."""
-    copy = tmp_path / "project"
-    copy.mkdir()
+    copy = tmp_path_factory.mktemp("project")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     for folder in ("node", "learner", "sampler", "proto", "deploy"):

@@ -80,10 +80,7 @@ REFUSED = {
         Reason.BAD_SIGNATURE,
     ),
     "another run of the same key": (sign(replace(DELTA, run_id="other"), LEARNER.key), Reason.FOREIGN_RUN),
-    "over the limit, whatever its signature": (
-        bytes(limits.MANIFEST_BYTES + 1),
-        Reason.OVER_LIMIT,
-    ),
+    "over the limit, whatever its signature": (bytes(limits.MANIFEST_BYTES + 1), Reason.OVER_LIMIT),
     "at the limit": (bytes(limits.MANIFEST_BYTES), Reason.BAD_SIGNATURE),
     **{f"{size} bytes": (bytes(size), Reason.BAD_SIGNATURE) for size in (0, 1, 63, 64, 65)},
     "signed garbage": (signed_as(b"signed by mistake"), Reason.MALFORMED),

@@ -60,7 +60,7 @@ def test_everyone_fetches_the_smallest_until_it_is_enough_to_begin_with_then_the
 def test_a_fetch_opens_with_the_smallest_frames_of_some_bytes(
     monkeypatch: pytest.MonkeyPatch, sizes: list[int], order: list[int]
 ) -> None:
-    monkeypatch.setattr(payload_order, "_OPENING_BYTES", 10)
+    monkeypatch.setattr(payload_order, "OPENING_BYTES", 10)
     assert fetch_order(manifest(sizes), range(len(sizes))) == order
 
 

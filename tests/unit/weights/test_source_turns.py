@@ -140,6 +140,7 @@ def test_when_all_first_sources_are_doubted_they_still_count() -> None:
         turns.fault(name, Fault.LIED, now=0.0)
     assert turns.announcement(1.0) == said(1, (1, 0, 10))
     assert turns.candidates(KEY, now=1.0) == ("bad", "worse")
+    assert not any(turns.is_standing(name, now=1.0) for name in ("bad", "worse"))
 
 
 @pytest.mark.parametrize(
@@ -189,15 +190,6 @@ def test_what_a_source_lacked_is_asked_of_it_again_when_it_announces_it_anew_bes
     for name in ("one", "two"):
         turns.heard(name, said(1, (1, 0, 10)))
     assert turns.candidates(KEY, now=0.0) == ("one", "two")
-
-
-def test_when_everyone_is_set_aside_everyone_is_asked() -> None:
-    turns = SourceTurns(["one", "two"])
-    for name in ("one", "two"):
-        turns.heard(name, said(1, (1, 0, 10)))
-        turns.fault(name, Fault.LOST, now=0.0)
-    assert turns.candidates(KEY, now=0.0) == ("one", "two")
-    assert not any(turns.is_standing(name, now=0.0) for name in ("one", "two"))
 
 
 def test_sources_take_turns_and_one_that_is_done_sooner_has_its_turn_more_often() -> None:

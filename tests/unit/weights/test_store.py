@@ -148,7 +148,7 @@ def test_what_a_reader_has_found_is_not_cleaned_away_before_it_is_leased(
         if key == old and not cleaners:
             cleaners.append(threading.Thread(target=put_version, args=(store, *new)))
             cleaners[0].start()
-            cleaners[0].join(timeout=0.5)
+            cleaners[0].join(timeout=0.05)
         return found
 
     monkeypatch.setattr(ArtifactDirectories, "find", find_while_the_cleaner_runs)

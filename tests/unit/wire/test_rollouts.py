@@ -14,13 +14,7 @@ from node.values.groups.reward_finding import GroupGrades
 from node.values.groups.rollout import EncodedGroup, Finish, RolloutGroup
 from node.values.groups.well_formed import check_group
 from node.wire.columns import read_columns
-from node.wire.rollouts import (
-    graded,
-    group_from_wire,
-    group_to_wire,
-    header_from_wire,
-    largest_group_bytes,
-)
+from node.wire.rollouts import graded, group_from_wire, group_to_wire, header_from_wire, largest_group_bytes
 from support.groups import SAMPLING, make_completion, make_group, with_replies
 from support.refusals import refused
 
