@@ -63,6 +63,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.args[:] = map(str, places[first:] + places[:first])
 
 
+SYSTEM = frozenset({"system", "upgrade"})
+"""Folders whose tests run many processes."""
+
 LONG = frozenset(
     {
         "test_engine_restarts.py",
@@ -72,7 +75,7 @@ LONG = frozenset(
         "test_staleness_command.py",
     }
 )
-"""Files that take longest, besides the system tests."""
+"""Files that take longest, besides those folders."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -84,9 +87,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """
     items.sort(key=lambda item: item.path)
     yield
-    system = [item for item in items if item.path.parent.name == "system"]
+    system = [item for item in items if item.path.parent.name in SYSTEM]
     long = [item for item in items if item.path.name in LONG]
-    short = [item for item in items if item.path.parent.name != "system" and item.path.name not in LONG]
+    short = [item for item in items if item.path.parent.name not in SYSTEM and item.path.name not in LONG]
     of_one_worker = len(items) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     of_first = max(0, of_one_worker - len(system))
     items[:] = [*system, *short[:of_first], *long, *short[of_first:]]

@@ -145,7 +145,7 @@ def test_versions_that_come_in_the_midst_of_the_one_before_leave_every_logprob_e
     driven: Driven, other: Words
 ) -> None:
     for prompt in PROMPTS:
-        driven.add(prompt, replace(PLAIN, max_new_tokens=40), completions=6)
+        driven.add(prompt, replace(PLAIN, max_new_tokens=40), completions=3)
     while driven.engine.waiting:
         driven.step()
     for words in (other, driven.base, other, driven.base):
@@ -263,7 +263,7 @@ def test_a_cancelled_request_is_forgotten_and_the_rest_stays_exact(driven: Drive
 def test_it_says_how_full_it_is(driven: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sampler.engines.remote.remote_engine.GAUGES_S", 0.0)
     for prompt in (*PROMPTS, "8"):
-        driven.add(prompt, replace(PLAIN, max_new_tokens=40), completions=150)
+        driven.add(prompt, replace(PLAIN, max_new_tokens=20), completions=150)
     uses = []
     while driven.engine.running:
         driven.step()

@@ -32,10 +32,21 @@ GREEDY = SamplingParameters(temperature=1.0, top_p=1.0, top_k=1, max_new_tokens=
 
 
 @pytest.mark.parametrize(("engine", "family"), WAYS)
-def test_a_family_is_sampled_as_transformers_scores_it(engine: str, family: str, tmp_path: Path) -> None:
+def test_a_family_is_scored_and_sampled_as_transformers_does(
+    engine: str, family: str, tmp_path: Path
+) -> None:
     directory = make_model(tmp_path / "model", family, FAMILIES[family])
+    policy = load_policy(directory, device="cpu")
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    ids = torch.randint(2, VOCABULARY_SIZE, (2, 24), generator=torch.Generator().manual_seed(1))
+    positions = torch.arange(ids.numel()).view(ids.shape)[:, :-1].flatten()
+    targets = ids[:, 1:]
+    scored = policy.scorer(ids, positions, targets.flatten(), torch.ones(targets.numel()))
+    with torch.no_grad():
+        logprobs = model(ids).logits[:, :-1].log_softmax(-1).gather(-1, targets.unsqueeze(-1)).flatten()
+    torch.testing.assert_close(scored.detach(), logprobs, atol=1e-5, rtol=0)
     driven = Driven.of(load(engine, directory, apply="in_place"), "in_place", directory)
-    assert driven.engine.layout == load_policy(directory, device="cpu").layout
+    assert driven.engine.layout == policy.layout
     other = driven.shuffled
     for prompt in PROMPTS:
         driven.add(prompt, SAMPLING)
@@ -69,20 +80,6 @@ def test_experts_are_published_in_the_dtype_of_their_files(family: str, tmp_path
     wide = {span.name for span in layout.tensors if span.dtype.name == "float32"}
     assert wide == {"model.embed_tokens.weight", "lm_head.weight"}
     assert layout == DeclaredTensors.of(directory).layout == load("torch", directory).layout
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_learner_scores_a_family_as_transformers_does(family: str, tmp_path: Path) -> None:
-    directory = make_model(tmp_path / "model", family, FAMILIES[family])
-    policy = load_policy(directory, device="cpu")
-    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    ids = torch.randint(2, VOCABULARY_SIZE, (2, 24), generator=torch.Generator().manual_seed(1))
-    positions = torch.arange(ids.numel()).view(ids.shape)[:, :-1].flatten()
-    targets = ids[:, 1:]
-    scored = policy.scorer(ids, positions, targets.flatten(), torch.ones(targets.numel()))
-    with torch.no_grad():
-        logprobs = model(ids).logits[:, :-1].log_softmax(-1).gather(-1, targets.unsqueeze(-1)).flatten()
-    torch.testing.assert_close(scored.detach(), logprobs, atol=1e-5, rtol=0)
 
 
 def test_a_model_with_another_state_than_keys_and_values_is_refused(tmp_path: Path) -> None:

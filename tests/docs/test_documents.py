@@ -27,6 +27,7 @@ from node.config.settings import SECTIONS as MODELS
 from node.coordinator.config import CoordinatorConfig
 from node.exit_code import ExitCode
 from node.values.roles import ROLES
+from support.product_modules import modules
 
 ROOT: Final = Path(__file__).parents[2]
 DOCS: Final = ROOT / "docs"
@@ -273,14 +274,13 @@ def test_no_row_of_a_table_is_outside_it_and_no_cell_is_lost(document: Path) -> 
 def messages_of_the_code() -> str:
     """Return every string of the product, parts of one text joined, and a gap for what is filled in."""
     texts = []
-    for package in ("node", "learner", "sampler"):
-        for path in (ROOT / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    texts.append(node.value)
-                elif isinstance(node, ast.JoinedStr):
-                    parts = (part.value if isinstance(part, ast.Constant) else "\0" for part in node.values)
-                    texts.append("".join(map(str, parts)))
+    for module in modules().values():
+        for node in ast.walk(module):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value)
+            elif isinstance(node, ast.JoinedStr):
+                parts = (part.value if isinstance(part, ast.Constant) else "\0" for part in node.values)
+                texts.append("".join(map(str, parts)))
     return "\n".join(texts)
 
 

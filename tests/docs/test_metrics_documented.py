@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import pytest
@@ -88,6 +89,7 @@ class _Registry(CollectorRegistry):
         self.registered.append(collector)
 
 
+@cache
 def instruments_in_code() -> dict[str, Instrument]:
     registry = _Registry()
     NodeMetrics(registry, roles=["coordinator"], clock=SystemClock())
@@ -102,6 +104,7 @@ def instruments_in_code() -> dict[str, Instrument]:
     return {instrument.name: instrument for instrument in registered}
 
 
+@cache
 def queryable() -> dict[str, frozenset[str]]:
     """Return the series that a query may use, each with its labels."""
     return {name: one.labels for one in instruments_in_code().values() for name in one.series}
@@ -132,16 +135,27 @@ def instruments_in_document() -> dict[str, Instrument]:
     }
 
 
+@cache
+def rules() -> dict[str, list[dict[str, Any]]]:
+    """Return the alert rules of each group."""
+    groups = yaml.safe_load((MONITORING / "rules.yml").read_text())["groups"]
+    return {group["name"]: group["rules"] for group in groups}
+
+
+def every_rule() -> list[dict[str, Any]]:
+    return [rule for group in rules().values() for rule in group]
+
+
 def queries() -> Iterator[tuple[str, str]]:
     """Return every PromQL expression with where it stands."""
-    for group in yaml.safe_load((MONITORING / "rules.yml").read_text())["groups"]:
-        for rule in group["rules"]:
-            yield rule["alert"], rule["expr"]
+    for rule in every_rule():
+        yield rule["alert"], rule["expr"]
     for panel in panels():
         for target in panel.get("targets", []):
             yield panel["title"], target["expr"]
 
 
+@cache
 def dashboards() -> dict[str, dict[str, Any]]:
     files = sorted((MONITORING / "dashboards").glob("*.json"))
     return {path.stem: json.loads(path.read_text()) for path in files}
@@ -208,19 +222,18 @@ def test_every_metric_that_a_text_of_the_rules_names_exists() -> None:
 
 
 def test_every_alert_says_what_is_wrong_what_to_do_and_how_soon() -> None:
-    for group in yaml.safe_load((MONITORING / "rules.yml").read_text())["groups"]:
-        for rule in group["rules"]:
-            assert rule["labels"]["severity"] in {"page", "ticket"}, rule["alert"]
-            texts = [rule["annotations"][part].strip() for part in ("summary", "description")]
-            assert all(texts), rule["alert"]
+    for rule in every_rule():
+        assert rule["labels"]["severity"] in {"page", "ticket"}, rule["alert"]
+        texts = [rule["annotations"][part].strip() for part in ("summary", "description")]
+        assert all(texts), rule["alert"]
 
 
 def test_every_alert_leads_to_a_section_that_says_how_urgent_it_is() -> None:
     page = (ROOT / "docs/alerts.md").read_text()
     sections = dict(re.findall(r"^### (\w+)\n\n\*(\w+)\.\* ", page, re.MULTILINE))
-    for group in yaml.safe_load((MONITORING / "rules.yml").read_text())["groups"]:
-        assert f"\n## {group['name'].capitalize()}\n" in page
-        for rule in group["rules"]:
+    for group, of_group in rules().items():
+        assert f"\n## {group.capitalize()}\n" in page
+        for rule in of_group:
             assert rule["annotations"]["runbook"] == f"docs/alerts.md#{rule['alert'].lower()}"
             assert sections.pop(rule["alert"]).lower() == rule["labels"]["severity"], rule["alert"]
     assert not sections, "sections of alerts that are no more"
@@ -229,15 +242,9 @@ def test_every_alert_leads_to_a_section_that_says_how_urgent_it_is() -> None:
 def test_every_alert_is_fired_by_a_unit_test_and_kept_silent_by_another() -> None:
     tests = yaml.safe_load((MONITORING / "rules_test.yml").read_text())["tests"]
     cases = [case for test in tests for case in test["alert_rule_test"]]
-    alerts = {name for name, _ in queries() if name in {case["alertname"] for case in cases}}
     fired = {case["alertname"] for case in cases if case.get("exp_alerts")}
     silent = {case["alertname"] for case in cases if not case.get("exp_alerts")}
-    rules = {
-        rule["alert"]
-        for group in yaml.safe_load((MONITORING / "rules.yml").read_text())["groups"]
-        for rule in group["rules"]
-    }
-    assert alerts == fired == silent == rules
+    assert fired == silent == {rule["alert"] for rule in every_rule()}
 
 
 def test_the_dashboards_show_what_the_run_is_steered_by() -> None:

@@ -4,12 +4,10 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).parents[2]
-PRODUCT: Final = ("node", "learner", "sampler")
+from support.product_modules import PRODUCT, modules
+
 NAME: Final = re.compile(r"``([A-Za-z_]+(?:\.[A-Za-z_]+)*)``")
 FOREIGN: Final = frozenset(
     {
@@ -27,17 +25,6 @@ FOREIGN: Final = frozenset(
 
 LONGEST_TEXT: Final = 60
 """Characters of a string that counts as a name: a key, a column, a label."""
-
-
-@cache
-def modules() -> dict[str, ast.Module]:
-    """Parse the product; by dotted name."""
-    paths = (path for package in PRODUCT for path in sorted((ROOT / package).rglob("*.py")))
-    return {dotted(path): ast.parse(path.read_text()) for path in paths}
-
-
-def dotted(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
 def names_in(tree: ast.Module) -> Iterator[str]:

@@ -10,15 +10,11 @@ import sys
 import time
 from collections import Counter
 
-from simulation.branches import Branches
 from simulation.faults import FaultKind, draw_plan
 from simulation.outcome import Outcome
 from simulation.planted import PLANTED, SEEDS, Planted
 from simulation.shrinking import shrunk, told
 from simulation.world import simulate
-
-TRACED_SEEDS = 60
-"""Runs whose lines are counted; counting makes them several times slower."""
 
 SHOWN = 5
 """Stories told at most."""
@@ -33,7 +29,6 @@ def main() -> int:
     parser.add_argument(
         "--planted", action="store_true", help="plant faults in production code and find them"
     )
-    parser.add_argument("--traced", type=int, default=TRACED_SEEDS, help="runs whose lines are counted")
     options = parser.parse_args()
     if options.seed is not None:
         outcome = simulate(draw_plan(options.seed))
@@ -41,14 +36,10 @@ def main() -> int:
         return int(bool(outcome.violations))
     if options.planted:
         return int(not all([_finds(planted) for planted in PLANTED]))
-    return _simulate_all(
-        range(options.first, options.first + options.seeds),
-        limit_s=60 * options.minutes,
-        traced=options.traced,
-    )
+    return _simulate_all(range(options.first, options.first + options.seeds), limit_s=60 * options.minutes)
 
 
-def _simulate_all(seeds: range, *, limit_s: float, traced: int) -> int:
+def _simulate_all(seeds: range, *, limit_s: float) -> int:
     began_s, began_cpu_s = time.monotonic(), time.process_time()
     reached: Counter[str] = Counter()
     broken: list[Outcome] = []
@@ -72,8 +63,6 @@ def _simulate_all(seeds: range, *, limit_s: float, traced: int) -> int:
         f"{len(broken)} broke a promise"
     )
     _show_reached(reached)
-    if traced:
-        _show_branches(seeds[:traced])
     return int(bool(broken))
 
 
@@ -84,22 +73,6 @@ def _show_reached(reached: Counter[str]) -> None:
     print("\nwhat was answered, waited for and counted:")
     for what, n in sorted(reached.items()):
         print(f"  {n:7}  {what}")
-
-
-def _show_branches(seeds: range) -> None:
-    branches = Branches()
-    with branches.watching():
-        for seed in seeds:
-            simulate(draw_plan(seed))
-    print(f"\nlines of the code that decides, as {len(seeds)} of the runs reached them:")
-    rows = list(branches.rows())
-    for name, lines, missing in rows:
-        print(f"  {lines - len(missing):4} of {lines:4}  {name}")
-    lines, missed = sum(n for _, n, _ in rows), sum(len(missing) for *_, missing in rows)
-    print(f"  {lines - missed:4} of {lines:4}  together\nnever reached:")
-    for name, _, missing in rows:
-        for number, text in missing:
-            print(f"  {name}:{number}: {text}")
 
 
 def _finds(planted: Planted) -> bool:

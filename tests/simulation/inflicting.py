@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from node.coordinator.work.slots.slot import group_id
 from node.errors import RefusedError, StartupError
@@ -35,6 +35,9 @@ DIED_IN_COMMIT = {
 }
 
 
+Undo: TypeAlias = Callable[[], object]
+
+
 class Inflictor:
     """Inflicts faults on one world."""
 
@@ -54,7 +57,7 @@ class Inflictor:
         await asyncio.sleep(fault.for_s)
         undo()
 
-    def _begin(self, fault: Fault) -> Callable[[], None] | None:
+    def _begin(self, fault: Fault) -> Undo | None:
         """Make a fault happen; return what ends it, None: it could not happen."""
         kind = fault.kind
         if kind in STRANGERS:
@@ -71,7 +74,7 @@ class Inflictor:
             return self._of_verifiers(fault)
         return self._of_hub(fault)
 
-    def _stranger(self, fault: Fault) -> Callable[[], None]:
+    def _stranger(self, fault: Fault) -> Undo:
         process = self._world.process(f"stranger-{fault.kind.name.lower().replace('_', '-')}")
         stranger = Stranger(
             fault.kind,
@@ -86,37 +89,24 @@ class Inflictor:
         stranger.start()
         return process.kill
 
-    def _of_network(self, fault: Fault) -> Callable[[], None]:
+    def _of_network(self, fault: Fault) -> Undo:
         condition = self._world.network.condition(fault.target)
         match fault.kind:
             case K.CUT:
                 condition.cuts += 1
+                return lambda: setattr(condition, "cuts", condition.cuts - 1)
             case K.LOSSY:
-                condition.loss = 0.05 + 0.3 * fault.amount
+                return _meanwhile(condition, "loss", 0.05 + 0.3 * fault.amount, then=0.0)
             case K.REPEATED:
-                condition.repeats = 0.3 + 0.7 * fault.amount
-            case _:
-                condition.delay_factor = 2.0 + 40.0 * fault.amount
+                return _meanwhile(condition, "repeats", 0.3 + 0.7 * fault.amount, then=0.0)
+        return _meanwhile(condition, "delay_factor", 2.0 + 40.0 * fault.amount, then=1.0)
 
-        def undo() -> None:
-            match fault.kind:
-                case K.CUT:
-                    condition.cuts -= 1
-                case K.LOSSY:
-                    condition.loss = 0.0
-                case K.REPEATED:
-                    condition.repeats = 0.0
-                case _:
-                    condition.delay_factor = 1.0
-
-        return undo
-
-    def _of_sampler(self, fault: Fault) -> Callable[[], None] | None:
+    def _of_sampler(self, fault: Fault) -> Undo | None:
         name = fault.target
         sampler = self._world.samplers.get(name)
         match fault.kind:
             case K.SAMPLER_KILLED:
-                return (lambda: self._start_again(name)) if self._world.kill_sampler(name) else None
+                return partial(self._world.start_sampler, name) if self._world.kill_sampler(name) else None
             case K.SAMPLER_GONE:
                 self._world.gone.add(name)
                 return _nothing if self._world.kill_sampler(name) else None
@@ -134,11 +124,9 @@ class Inflictor:
                 self._world.learner.quarantine(name, "its logprobs are off")
                 return lambda: self._release(name)
             case K.SAMPLER_SLOW if sampler is not None:
-                sampler.slowness = 2.0 + 20.0 * fault.amount
-                return lambda: setattr(sampler, "slowness", 1.0)
+                return _meanwhile(sampler, "slowness", 2.0 + 20.0 * fault.amount, then=1.0)
             case K.SAMPLER_FAILS if sampler is not None:
-                sampler.fails_prompts = True
-                return lambda: setattr(sampler, "fails_prompts", False)
+                return _meanwhile(sampler, "fails_prompts", True, then=False)
         return None
 
     def _order(self, order: Order) -> None:
@@ -154,9 +142,6 @@ class Inflictor:
         with contextlib.suppress(RefusedError):
             await hub.desk.give((order,), again=False, wait_s=0.0)
 
-    def _start_again(self, name: str) -> None:
-        self._world.start_sampler(name)
-
     def _release(self, name: str) -> None:
         """Release a sampler from quarantine, as the learner does once its groups fit, or its next life."""
         hub, learner = self._world.hub, self._world.learner
@@ -166,28 +151,26 @@ class Inflictor:
         if learner is None or hub is None or any(one.sampler_id == name for one in listed):
             self._world.loop.call_later(1.0, self._release, name)
 
-    def _of_learner(self, fault: Fault) -> Callable[[], None] | None:
+    def _of_learner(self, fault: Fault) -> Undo | None:
         learner, disk = self._world.learner, self._world.learner_disk
         match fault.kind:
             case K.LEARNER_KILLED:
                 return _nothing if self._world.kill_learner("is killed", for_s=fault.for_s) else None
             case K.LEARNER_KILLED_IN_STEP:
-                disk.dies_in_step, self._world.learner_down_for_s = True, min(fault.for_s, 10.0)
-                return lambda: setattr(disk, "dies_in_step", False)
+                self._world.learner_down_for_s = min(fault.for_s, 10.0)
+                return _meanwhile(disk, "dies_in_step", True, then=False)
             case K.LEARNER_DISK_FULL:
-                disk.is_full = True
-                return lambda: setattr(disk, "is_full", False)
+                return _meanwhile(disk, "is_full", True, then=False)
             case _ if learner is not None:
-                learner.is_stalled = True
-                return lambda: setattr(learner, "is_stalled", False)
+                return _meanwhile(learner, "is_stalled", True, then=False)
         return None
 
-    def _of_contributor(self, fault: Fault) -> Callable[[], None] | None:
+    def _of_contributor(self, fault: Fault) -> Undo | None:
         world, name = self._world, fault.target
         contributor = world.contributors.get(name)
         match fault.kind:
             case K.CONTRIBUTOR_KILLED:
-                return partial(_start, world, name) if world.kill_contributor(name) else None
+                return partial(world.start_contributor, name) if world.kill_contributor(name) else None
             case K.CONTRIBUTOR_GONE:
                 world.gone.add(name)
                 return _nothing if world.kill_contributor(name) else None
@@ -204,23 +187,20 @@ class Inflictor:
                 twin = world.start_contributor(name, is_twin=True)
                 return None if twin is None else twin.process.kill
             case K.CONTRIBUTOR_SLOW if contributor is not None:
-                contributor.slowness = 2.0 + 20.0 * fault.amount
-                return lambda: setattr(contributor, "slowness", 1.0)
+                return _meanwhile(contributor, "slowness", 2.0 + 20.0 * fault.amount, then=1.0)
             case K.CONTRIBUTOR_LIES if contributor is not None:
-                contributor.lies = True
-                return lambda: setattr(contributor, "lies", False)
+                return _meanwhile(contributor, "lies", True, then=False)
         return None
 
     def _start_stopped(self, name: str) -> None:
         self._world.kill_contributor(name)
-        _start(self._world, name)
+        self._world.start_contributor(name)
 
-    def _of_hub(self, fault: Fault) -> Callable[[], None] | None:
+    def _of_hub(self, fault: Fault) -> Undo | None:
         hub, disk = self._world.hub, self._world.hub_disk
         self._world.down_for_s = fault.for_s
         if fault.kind in DIED_IN_COMMIT:
-            disk.death = fault.kind
-            return lambda: setattr(disk, "death", None)
+            return _meanwhile(disk, "death", fault.kind, then=None)
         match fault.kind:
             case K.COORDINATOR_KILLED:
                 return _nothing if self._world.kill_hub("is killed") else None
@@ -234,14 +214,11 @@ class Inflictor:
                 hub.process.spawn(self._stop(hub))
                 return _nothing
             case K.DISK_FULL:
-                disk.is_full = True
-                return lambda: setattr(disk, "is_full", False)
+                return _meanwhile(disk, "is_full", True, then=False)
             case K.DISK_FAILS_NOW_AND_THEN:
-                disk.fails_now_and_then = True
-                return lambda: setattr(disk, "fails_now_and_then", False)
+                return _meanwhile(disk, "fails_now_and_then", True, then=False)
             case K.DISK_SLOW:
-                disk.slowness_s = 0.1 + 12.0 * fault.amount**2
-                return lambda: setattr(disk, "slowness_s", 0.0)
+                return _meanwhile(disk, "slowness_s", 0.1 + 12.0 * fault.amount**2, then=0.0)
             case K.COORDINATOR_CLOCK:
                 self._world.clock("coordinator").offset_s += (2 * fault.amount - 1) * LARGEST_JUMP_S
                 return _nothing
@@ -287,7 +264,7 @@ class Inflictor:
         self._world.witness.excuse(group_id(*row), "damaged on disk")
         return True
 
-    def _of_verifiers(self, fault: Fault) -> Callable[[], None] | None:
+    def _of_verifiers(self, fault: Fault) -> Undo | None:
         names = VERIFIERS if fault.kind is K.VERIFIERS_AWAY else VERIFIERS[:1]
         killed = [(name, one) for name in names if (one := self._world.verifiers.pop(name, None)) is not None]
         for name, one in killed:
@@ -301,8 +278,10 @@ class Inflictor:
         return undo
 
 
-def _start(world: "World", name: str) -> None:
-    world.start_contributor(name)
+def _meanwhile(owner: object, name: str, value: object, *, then: object) -> Undo:
+    """Set an attribute; return what sets it to ``then``."""
+    setattr(owner, name, value)
+    return partial(setattr, owner, name, then)
 
 
 def _nothing() -> None:

@@ -74,27 +74,17 @@ def _simpler(plan: Plan) -> Iterator[Plan]:
         "contributors": 1,
         "batch_groups": 1,
     }
+    targets = {fault.target for fault in plan.faults}
     for name, value in simple.items():
-        targets = {fault.target for fault in plan.faults}
-        if name == "samplers" and not targets <= {
-            *plan.sampler_names[:2],
-            "",
-            "learner",
-            "coordinator",
-        }:
-            continue
-        if name == "contributors" and not targets <= {
-            "",
-            "contributor-1",
-            "learner",
-            "coordinator",
-            *plan.sampler_names,
-        }:
-            continue
         if name == "contributors" and not plan.contributors:
             continue
-        if getattr(plan, name) != value:
-            yield replace(plan, **{name: value})  # type: ignore[arg-type]
+        simpler = replace(plan, **{name: value})  # type: ignore[arg-type]
+        if simpler != plan and not targets & (_peers(plan) - _peers(simpler)):
+            yield simpler
+
+
+def _peers(plan: Plan) -> set[str]:
+    return {*plan.sampler_names, *plan.contributor_names}
 
 
 def _with(plan: Plan, place: int, **changes: float) -> Plan:

@@ -198,9 +198,7 @@ def fetched(
     assert path is not None
     for artifact in path:
         manifest = store.manifest(artifact.key)
-        stage = WholeVersion(
-            manifest, layout=layout, base=None if artifact.key.is_keyframe else base, spare=None
-        )
+        stage = WholeVersion(manifest, layout=layout, base=None if artifact.key.is_keyframe else base)
         stage.take_held()
         for frame in stage.missing():
             stage.put(frame, store.read_payload(artifact.key, frame))

@@ -6,7 +6,7 @@ checkpoint that is a value. Everything random is drawn from one seed.
 
 import random
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -21,8 +21,6 @@ from node.values.groups.verdict import GroupVerdict, Verdict
 from node.values.run import StepRecord
 from support.coordinator import BOUNDS, LEARNER, NOW_S
 from support.ledgers import LedgerDesk
-
-from dataclasses import replace  # isort: skip
 
 CAPACITY: Final = 4
 BATCH: Final = BOUNDS.batch_groups

@@ -8,7 +8,7 @@ import numpy as np
 from bench.held_policy import HeldPolicy
 from node.errors import Reason, RefusedError
 from node.weights.assembly.apply import make_frame, may_be_held
-from node.weights.format.digests import Words, words_digest
+from node.weights.format.digests import words_digest
 from node.weights.format.layout import Layout
 from node.weights.format.manifest import Codec, Manifest
 
@@ -16,35 +16,25 @@ from node.weights.format.manifest import Codec, Manifest
 class WholeVersion:
     """One version being put together in a spare array. Different frames may be put by different threads."""
 
-    def __init__(
-        self, manifest: Manifest, *, layout: Layout, base: HeldPolicy | None, spare: Words | None = None
-    ) -> None:
+    def __init__(self, manifest: Manifest, *, layout: Layout, base: HeldPolicy | None) -> None:
         """Begin.
 
         Args:
             manifest: verified.
             base: what is held; not needed for a keyframe, but saves decoding what is the same.
-            spare: overwritten and then owned by the result; must not be in use. None: allocated.
         Raises:
             RefusedError: LAYOUT_MISMATCH or OVER_LIMIT; WRONG_BASE if ``base`` is another version
                 than the manifest starts from.
         """
         manifest.check_layout(layout)
-        if not manifest.key.is_keyframe and (
-            base is None
-            or (base.version.number, base.version.root) != (manifest.base_version, manifest.base_root)
-        ):
-            held = "nothing" if base is None else f"version {base.version.number} {base.version.root.hex()}"
-            raise RefusedError(
-                Reason.WRONG_BASE,
-                f"version {manifest.version} starts from version {manifest.base_version} "
-                f"{manifest.base_root.hex()}, but held is {held}",
-                fix="plan again from a keyframe",
-            )
+        held = None if base is None else (base.version.number, base.version.root)
+        wanted = (manifest.base_version, manifest.base_root)
+        if not manifest.key.is_keyframe and held != wanted:
+            raise RefusedError(Reason.WRONG_BASE, f"version {manifest.version} starts from another base")
         self._manifest = manifest
         self._layout = layout
         self._base = None if base is None else base.words
-        self._words = np.empty(layout.words, np.uint16) if spare is None else spare
+        self._words = np.empty(layout.words, np.uint16)
         self._verified = np.zeros(len(layout.frames), np.bool_)
 
     def take_held(self) -> tuple[int, ...]:
@@ -90,16 +80,8 @@ class WholeVersion:
         """
         absent = np.flatnonzero(~self._verified)
         if absent.size:
-            raise RefusedError(
-                Reason.DAMAGED,
-                f"version {self._manifest.version} lacks {absent.size} frames, first {absent[0]}",
-            )
+            raise RefusedError(Reason.DAMAGED, f"version {self._manifest.version} lacks {absent.size} frames")
         policy = HeldPolicy.of(self._manifest.version, self._words, layout=self._layout)
         if policy.version != self._manifest.policy_version:
-            raise RefusedError(
-                Reason.DAMAGED,
-                f"the words of version {self._manifest.version} are not those signed, though those of each "
-                f"frame were verified: root {policy.version.root.hex()}",
-                fix="something else writes to the spare array, or the memory is faulty",
-            )
+            raise RefusedError(Reason.DAMAGED, f"the words of version {policy.version} are not those signed")
         return policy

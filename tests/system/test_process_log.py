@@ -45,7 +45,7 @@ async def test_a_failed_handshake_adds_no_line_of_grpcs_own(made: MadeRun, tmp_p
 
 
 async def test_a_crash_in_native_code_says_where_on_standard_error(made: MadeRun, tmp_path: Path) -> None:
-    async with coordinator(made, tmp_path / "log") as hub:
+    async with coordinator(made, tmp_path / "log", open_files=1024) as hub:
         await hub.event("ready")
         hub.process.send_signal(signal.SIGSEGV)
         assert await hub.process.wait() == -signal.SIGSEGV

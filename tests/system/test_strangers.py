@@ -20,10 +20,10 @@ from node.rpc.address import join_address
 from node.rpc.call_ends import ConnectionLost, classified
 from node.rpc.channel import Purpose, dial, dial_as_stranger
 from node.system import descriptors
+from support import strangers
 from support.coordinator_process import Coordinator, coordinator
 from support.identity import MadeRun, make_run
 from support.rpc import invoke
-from support.strangers import hold_idle_connections
 from support.waiting import eventually, until
 
 STATUS = "/heterorl.v1.MembershipService/GetStatus"
@@ -95,42 +95,33 @@ async def check_alive(hub: Hub, made: MadeRun) -> None:
         assert await asyncio.to_thread(health, hub) == 200
 
 
-async def test_few_open_files_are_raised_as_far_as_possible_and_named(made: MadeRun, tmp_path: Path) -> None:
-    async with a_hub(made, tmp_path / "log") as hub:
+async def test_strangers_with_all_connections_they_can_hold_stop_neither_members_nor_newcomers(
+    made: MadeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strangers, "CONNECT_TIMEOUT_S", 1.5)  # waited out by those that are not let in
+    most_taken = OPEN_FILES - descriptors.reserve(OPEN_FILES)
+    async with (
+        a_hub(made, tmp_path / "log") as hub,
+        dial(hub.members, made.learner, purpose=Purpose.CONTROL, now=time.time()) as early,
+    ):
         assert (await hub.coordinator.event("open files"))["limit"] == OPEN_FILES
         told = (await hub.coordinator.event("few open files"))["detail"]
         assert f"may have {OPEN_FILES} files open, which is room for 40 peers" in told
         assert "LimitNOFILE" in told
-
-
-async def test_idle_connections_to_the_enrolment_port_stop_neither_members_nor_newcomers(
-    made: MadeRun, tmp_path: Path
-) -> None:
-    async with a_hub(made, tmp_path / "log") as hub:
-        async with hold_idle_connections(hub.enrolment, 400) as held:
+        await invoke(early, STATUS)
+        async with strangers.hold_idle_connections(hub.enrolment, 400) as held:
             assert held.open <= 16
             await check_alive(hub, made)
             async with dial_as_stranger(
                 hub.enrolment, run_id=made.run_id, ca_pem=made.coordinator.ca_pem
             ) as channel:
                 await eventually(partial(is_heard, channel))
-        assert hub.process.num_fds() < OPEN_FILES - descriptors.reserve(OPEN_FILES)
-
-
-async def test_connections_without_a_certificate_to_the_members_port_leave_a_reserve(
-    made: MadeRun, tmp_path: Path
-) -> None:
-    async with (
-        a_hub(made, tmp_path / "log") as hub,
-        dial(hub.members, made.learner, purpose=Purpose.CONTROL, now=time.time()) as early,
-    ):
-        await invoke(early, STATUS)
-        most_taken = OPEN_FILES - descriptors.reserve(OPEN_FILES)
+        assert hub.process.num_fds() < most_taken
         for _ in range(3):
-            async with hold_idle_connections(hub.members, 400, tls=False):
+            async with strangers.hold_idle_connections(hub.members, 400, tls=False):
                 await until(lambda: hub.process.num_fds() <= most_taken + 8)
                 await check_alive(hub, made)
                 await invoke(early, STATUS)
-        told = await hub.coordinator.event("connections closed to keep descriptors free")
-        assert told["strangers"] > 0
-        assert told["members"] == 0
+        closed = await hub.coordinator.event("connections closed to keep descriptors free")
+        assert closed["strangers"] > 0
+        assert closed["members"] == 0

@@ -8,7 +8,8 @@ from bench.kill_lab import takeovers
 from bench.kill_lab.plan import Plan
 from bench.takeover import run
 
-KILLS = 3
+KILLS = 2
+"""Each coordinator leads once, and is killed."""
 
 PAUSE_S = 0.06
 """Four steps a second: a run that waits for nothing takes all cores for as long as it is looked at."""
@@ -21,6 +22,7 @@ async def test_whichever_coordinator_leads_is_killed_and_the_other_goes_on_witho
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(takeovers, "STOPPED_EVERY", KILLS + 1)  # peers need half a minute to notice
+    monkeypatch.setattr(takeovers, "STEPS", 4)  # more than the two that a learner makes from its buffer
     plan = Plan(kills=KILLS, seed=7, samplers=("sampler-1",), frames=1, pause_s=PAUSE_S)
     summary = await run(plan, tmp_path / "takeovers")
     assert summary["violations"] == []

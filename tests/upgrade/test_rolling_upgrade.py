@@ -1,75 +1,36 @@
 """A run of the last release is upgraded process by process while it trains; no group is lost or doubled."""
 
-import os
 from pathlib import Path
 
 import pytest
 
-from deploy.runs.processes import ONE_THREAD_EACH, Children
-from deploy.runs.promises import promises_of_any_run
-from deploy.runs.records import StepTail, differing_groups, read_ledger
-from deploy.runs.run_directory import COORDINATOR, LEARNER, Ports, RunDirectory, Section, role_of
+from deploy.runs.processes import Children
+from deploy.runs.records import StepTail, differing_groups
+from deploy.runs.run_directory import COORDINATOR, LEARNER, Section
 from deploy.runs.run_session import RunSession
 from node.commands.cli import main
 from node.commands.status.status_command import fetch_status
 from node.values.protocol import OURS
-from support.tiny_model import make_tiny_model
 from support.waiting import eventually, until
-from upgrade.release import ROOT, install_release
+from upgrade.digits_run import ENVIRON, RELAY, TESTS, broken_promises, configuration, make_directory
+from upgrade.release import install_release
 
-RELAY = "relay-1"
 SAMPLER = "sampler-1"
 NEWCOMER = "sampler-2"
 """Begins with today's code, as soon as the coordinator has it."""
 ORDER = (COORDINATOR, RELAY, LEARNER, SAMPLER)
 """As docs/protocol.md has it."""
 STEPS_BETWEEN = 2
-TESTS = Path(__file__).parents[1]
-
-
-def configuration(name: str, directory: RunDirectory, ports: Ports) -> dict[str, Section]:
-    model = {"model_dir": str(directory.model), "threads": 1}
-    sections: dict[str, Section] = {
-        COORDINATOR: {
-            "listen": f"127.0.0.1:{ports.members}",
-            "enrolment_listen": f"127.0.0.1:{ports.enrolment}",
-            "task": "digits",
-            "prompts": 100,
-            "group_size": 4,
-            "batch_groups": 4,
-            "max_staleness_versions": 64,
-            "max_new_tokens": 6,
-            "heartbeat_interval_s": 0.25,
-            "concurrency_groups": 8,
-        },
-        LEARNER: {**model, "learning_rate": 1e-4},
-        "relay": {"listen": f"127.0.0.1:{ports.others[RELAY]}"},
-        "sampler": {
-            **model,
-            "weight_sources": [f"127.0.0.1:{ports.others[RELAY]}"],
-            "concurrency_groups": 4,
-            "grader_environment": ["PYTHONSAFEPATH"],  # its graders are of the same release
-        },
-    }
-    dials = None if name == COORDINATOR else ports.members
-    document = {**directory.place(name, ports, dials=dials), role_of(name): sections[role_of(name)]}
-    if role_of(name) == "sampler":
-        document["sampler.custom_tasks"] = {"digits": "upgrade.digits_task:DigitsTask"}
-    return document
 
 
 @pytest.mark.needs("last release")
 @pytest.mark.usefixtures("warm_processes")
 @pytest.mark.timeout(400)
 async def test_a_run_of_the_last_release_is_upgraded_process_by_process(tmp_path: Path) -> None:
-    directory = RunDirectory(tmp_path / "run")
-    directory.make_folders()
-    make_tiny_model(directory.model, hidden=32, layers=1)
+    directory = make_directory(tmp_path / "run")
     pythons = dict.fromkeys(ORDER, install_release(tmp_path / "release", imports=TESTS))
     steps = StepTail(directory.step_log)
-    imports = os.pathsep.join(map(str, (ROOT, ROOT / "proto", TESTS)))
-    environ = os.environ | ONE_THREAD_EACH | {"PYTHONPATH": imports}
-    async with Children(log_of=directory.log, environ=environ, stop_timeout_s=120) as children:
+    async with Children(log_of=directory.log, environ=ENVIRON, stop_timeout_s=120) as children:
         session = RunSession(
             directory,
             enrolled=(RELAY, SAMPLER, NEWCOMER),
@@ -95,8 +56,14 @@ async def test_a_run_of_the_last_release_is_upgraded_process_by_process(tmp_path
 
             await children.guard(eventually(is_told, within_s=120))
 
+        own: dict[str, Section] = {
+            "sampler": {
+                "weight_sources": [f"127.0.0.1:{session.ports.others[RELAY]}"],
+                "grader_environment": ["PYTHONSAFEPATH"],  # its graders are of the same release
+            }
+        }
         await session.make_run(
-            {name: configuration(name, directory, session.ports) for name in (*ORDER, NEWCOMER)}
+            {name: configuration(name, directory, session.ports, own=own) for name in (*ORDER, NEWCOMER)}
         )
         for name in (RELAY, SAMPLER):
             await session.let_in(name)
@@ -112,12 +79,6 @@ async def test_a_run_of_the_last_release_is_upgraded_process_by_process(tmp_path
                 await children.guard(session.start(NEWCOMER, environ={}))
             await goes_on(*ORDER[:number])
         exit_codes = await session.drain()
-    promises = promises_of_any_run(
-        versions=len(steps.read()),
-        steps=steps.steps,
-        ledger=read_ledger(directory.ledger, run_id=directory.run_id),
-        exit_codes=exit_codes,
-    )
-    assert [f"{c.promise}: {c.figures}" for c in promises if not c.is_kept] == []
+    assert broken_promises(directory, steps, exit_codes) == []
     assert main(["ledger", "check", str(directory.ledger)]) == 0
     assert differing_groups(directory.ledger, directory.step_log) == []
