@@ -213,16 +213,17 @@ class Contributor:
 
     async def _hand_in(self, number: int) -> None:
         started_s, version = self._clock.monotonic(), self._state.version
-        contribution, norm = await asyncio.to_thread(self._trainer.hand_in, number, version=version)
+        own = await asyncio.to_thread(self._trainer.hand_in, number, version=version)
         self._handed_in_at_s = self._clock.monotonic()
-        self._state.handed_in(contribution)
+        self._state.handed_in(own.contribution)
         self._metrics.hand_in_seconds.observe(self._handed_in_at_s - started_s)
-        self._metrics.payload_bytes.inc(len(contribution.payload))
-        self._metrics.change_norm.set(norm)
-        fields = {"number": number, "version": version, "norm": norm}
-        if contribution.payload and not norm:
+        payload_bytes = len(own.contribution.payload)
+        self._metrics.payload_bytes.inc(payload_bytes)
+        self._metrics.change_norm.set(own.norm)
+        fields = {"number": number, "version": version, "steps": own.steps, "norm": own.norm}
+        if own.steps and not own.norm:
             logger.warning("a contribution changes nothing", extra={**fields, "why": self._trainer.notice})
-        logger.info("contribution handed in", extra={**fields, "bytes": len(contribution.payload)})
+        logger.info("contribution handed in", extra={**fields, "bytes": payload_bytes})
 
     def _note_answer(self, answer: ContributionAnswer) -> None:
         if answer.merged_version is not None:

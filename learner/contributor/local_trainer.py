@@ -52,6 +52,16 @@ class _Batches:
     not_finite: list[TrainedGroup] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class OwnContribution:
+    """A contribution, with what its contributor says of it to its own people."""
+
+    contribution: Contribution
+    steps: int
+    norm: float
+    """Euclidean norm of what has changed, without what earlier changes left over; 0: no step was taken."""
+
+
 class LocalTrainer:
     """Moves a policy's masters by the terms of a learner."""
 
@@ -118,12 +128,8 @@ class LocalTrainer:
             self.notice = "" if outcome.numbers.learning_rate else SCHEDULE_ENDED
         return outcome
 
-    def hand_in(self, number: int, *, version: int) -> tuple[Contribution, float]:
-        """Return a contribution of the batches since the last one, measured from ``version``, and its norm.
-
-        That is the Euclidean norm of what has changed, without what earlier changes left over; 0: no step was
-        taken.
-        """
+    def hand_in(self, number: int, *, version: int) -> OwnContribution:
+        """Make a contribution of the batches since the last one, measured from ``version``."""
         method = self._known_method
         batches, self._batches = self._batches, _Batches()
         report = ContributionReport(
@@ -138,7 +144,8 @@ class LocalTrainer:
                 words_before=WordsBefore(self._trainer.policy.layout, self._words.frame),
             )
             norm = self._masters.hand_in(names, overlap=merge.overlap)
-        return Contribution.of(number, version, report.to_json(), payload), norm
+        contribution = Contribution.of(number, version, report.to_json(), payload)
+        return OwnContribution(contribution, len(report.steps), norm)
 
     def adopt(self, version: int, *, is_refused: bool) -> None:
         """Go over to a version that is stored.

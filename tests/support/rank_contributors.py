@@ -181,7 +181,8 @@ def _lead(
 
     train(0)
     for version in range(ROUNDS):
-        contribution, norm = local.hand_in(version + 1, version=version)
+        own = local.hand_in(version + 1, version=version)
+        contribution, norm = own.contribution, own.norm
         assert norm > 0
         payloads.append(contribution.payload)
         if merge.overlap != "wait":

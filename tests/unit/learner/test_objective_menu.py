@@ -98,7 +98,7 @@ def test_the_gradient_is_that_of_the_formula_and_frozen_terms_have_none(
 
 @each_objective
 def test_padding_on_any_side_with_anything_in_it_changes_nothing(objective: Objective) -> None:
-    """What fills the shorter completions of the other batch is no number."""
+    """The shorter completions of the other batch are filled with what is no number."""
     p, sample = made_up(5)
     plain, padded = batch_of(p, sample), batch_of(p, sample, pad_left=2, pad_right=1, filling=math.inf)
     one, other = objective(plain), objective(padded)

@@ -71,7 +71,7 @@ class AccountMachine(RuleBasedStateMachine):
 
     @rule()
     def reconnect(self) -> None:
-        """What was accepted is said again. Steps are in the hello; what was refused is delivered again."""
+        """Say again what was accepted. Steps are in the hello; what was refused is delivered again."""
         self.account.connected()
         self.credits, self.unsent = 0, []
         self.unsaid = {group: Verdict.ACCEPTED for group, accepted in self.held.items() if accepted}

@@ -110,8 +110,8 @@ async def test_a_late_event_loop_is_not_taken_for_a_slow_process(place: Path) ->
 
 
 async def test_what_hangs_holds_up_no_other_request(make: Make) -> None:
-    pool = make("GraderHangs", wall_limit_s=20)
-    prompt = await pool.prompt(1)
+    pool = make("OneTooLongOneHangs", wall_limit_s=20)
+    prompt = await pool.prompt(11)
     hanging = asyncio.create_task(pool.grade(prompt, texts("x")))
     async with asyncio.timeout(10):
         for index in (2, 3, 4):
