@@ -5,13 +5,17 @@ import json
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from random import SystemRandom
 from typing import Final, Self
 
 COORDINATOR: Final = "coordinator"
 LEARNER: Final = "learner"
+
+_SERVERS_PORTS: Final = range(10_000, 32_768)
+"""Linux gives higher ones to connections, also while the server that had one is started again."""
 
 Section = Mapping[str, object]
 
@@ -122,12 +126,21 @@ def role_of(name: str) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of the loopback interface that are free now."""
+    """Return ports of the loopback interface that are free now, and that nothing but a server takes.
+
+    Raises:
+        OSError: nearly all are taken.
+    """
+    found: list[int] = []
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        for port in SystemRandom().sample(_SERVERS_PORTS, 64 * count):
+            if len(found) == count:
+                return found
+            one = stack.enter_context(socket.socket())
+            with suppress(OSError):
+                one.bind(("127.0.0.1", port))
+                found.append(port)
+    raise OSError(f"the loopback interface has no {count} free ports below {_SERVERS_PORTS.stop}")
 
 
 def to_toml(document: Mapping[str, Section]) -> str:

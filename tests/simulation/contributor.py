@@ -15,6 +15,7 @@ import torch
 from bench.shared.fed_back_encoder import FedBackEncoder
 from heterorl.v1 import merge_pb2
 from learner.contributor.contributor import Contributor
+from learner.contributor.local_trainer import OwnContribution
 from learner.contributor.terms import Terms
 from learner.merging.contribution import ContributionReport, LocalStep
 from learner.step.train_step import StepOutcome
@@ -238,7 +239,7 @@ class _Trainer:
             self._steps.append(LocalStep(outcome.numbers, groups, kl_nats))
         return outcome
 
-    def hand_in(self, number: int, *, version: int) -> tuple[Contribution, float]:
+    def hand_in(self, number: int, *, version: int) -> OwnContribution:
         assert self._terms is not None
         steps, lie = tuple(self._steps), self._draw.randrange(5) if self._contributor.lies else None
         report = ContributionReport(steps, tuple(self._uninformative), tuple(self._not_finite))
@@ -268,7 +269,8 @@ class _Trainer:
         self._contributor.witness.handed_in(self._contributor.name, number, trained_on)
         idle = (*report.uninformative, *report.not_finite)
         self._contributor.witness.said_nothing(self._contributor.name, (one.group_id for one in idle))
-        return Contribution.of(number, version, report.to_json(), payload), 1.0
+        contribution = Contribution.of(number, version, report.to_json(), payload)
+        return OwnContribution(contribution, len(report.steps), norm=1.0)
 
     def adopt(self, version: int, *, is_refused: bool) -> None:
         self._contributor.words.move_to(version)

@@ -4,7 +4,6 @@ import asyncio
 import os
 import random
 import signal
-import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from deploy.runs.run_directory import free_ports
 from node.enrolment.tokens import issue_token
 from node.values.policy import ArtifactKey
 from node.values.roles import Role
@@ -36,17 +36,11 @@ def made(tmp_path: Path) -> MadeRun:
     return make_run(tmp_path, now=time.time())
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class RelayProcess:
     """``heterorl-node --role relay`` in a state directory of its own; may be started again and again."""
 
     def __init__(self, made: MadeRun, directory: Path, *, coordinator: str, token: str) -> None:
-        self.address = f"127.0.0.1:{free_port()}"
+        self.address = f"127.0.0.1:{free_ports(1)[0]}"
         self._made = made
         self._log = directory / "log"
         directory.mkdir(mode=0o700)
