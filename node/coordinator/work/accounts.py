@@ -6,9 +6,8 @@ restart reads back. No counter has a second source.
     slots, group --> slot table, spool        steps, versions --> the newest record, the version log
     facts --by kind--> the reducer that ``Accounts`` names for it
 
-A feature with something durable to say has a ``Fact`` in a module of its own, and its class in
-``balance.FACTS``; ``single_facts`` has it. A kind of which there are many also has a reducer, which
-``Accounts.go_back`` names. Nothing else knows of it.
+Something durable that a feature has to say is a ``Fact`` in its own module, with its class in
+``balance.FACTS``. ``single_facts`` has it; where there are many, a reducer that ``Accounts.go_back`` names.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -306,8 +305,7 @@ class Accounts:
     def _note_checks(self, transaction: Transaction, *, now: float) -> None:
         """Draw what is new; forget what is graded or owed no longer."""
         if (stored := transaction.stored) is not None:
-            number, _ = slot_and_attempt(stored.group_id)
-            if (slot := self.slots.open_slots.get(number)) is not None:
+            if (slot := self.slots.open_slots.get(slot_and_attempt(stored.group_id)[0])) is not None:
                 self._draw(slot, now=now)
         if (graded := transaction.graded) is not None:
             self.reward_checks.drop(slot_and_attempt(graded.group_id)[0])
