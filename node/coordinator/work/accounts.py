@@ -1,7 +1,6 @@
 """Everything the coordinator counts, and how a transaction changes it; pure.
 
-The ledger stores transactions, and the accounts are their sum: what ``apply`` leaves in memory is what a
-restart reads back. No counter has a second source.
+The ledger stores transactions. The accounts are their sum, so that a restart reads back what memory held.
 
     slots, group --> slot table, spool        steps, versions --> the newest record, the version log
     facts --by kind--> the reducer that ``Accounts`` names for it
@@ -305,7 +304,8 @@ class Accounts:
     def _note_checks(self, transaction: Transaction, *, now: float) -> None:
         """Draw what is new; forget what is graded or owed no longer."""
         if (stored := transaction.stored) is not None:
-            if (slot := self.slots.open_slots.get(slot_and_attempt(stored.group_id)[0])) is not None:
+            number, _ = slot_and_attempt(stored.group_id)
+            if (slot := self.slots.open_slots.get(number)) is not None:
                 self._draw(slot, now=now)
         if (graded := transaction.graded) is not None:
             self.reward_checks.drop(slot_and_attempt(graded.group_id)[0])
