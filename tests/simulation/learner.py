@@ -271,8 +271,9 @@ class SimulatedLearner:
         while True:
             if self.is_stalled or not await self._advance():
                 self._arrived.clear()
-                limit_s = 1.0 if self.merging is None else self.merging.taker.pause_s
-                what = "groups" if self.merging is None else self.merging.taker.waits_for[0]
+                taker = None if self.is_stalled or self.merging is None else self.merging.taker
+                limit_s = 1.0 if taker is None else taker.pause_s
+                what = "groups" if taker is None else taker.waits_for[0]
                 with self._waits.waiting(what), contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(limit_s):
                         await self._arrived.wait()
