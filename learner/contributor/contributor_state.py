@@ -90,6 +90,7 @@ class ContributorState:
         """To the newest contribution, which masters do not follow yet."""
         self._is_owed = False
         self._credit_outstanding = 0
+        """Below 0 where known groups have come to one that has no room."""
 
     @property
     def held_group_ids(self) -> tuple[str, ...]:
@@ -139,9 +140,12 @@ class ContributorState:
         return self._credit_outstanding > 0 or group_id in self.held_group_ids
 
     def delivered(self, group: EncodedGroup) -> None:
-        """Note a group that was dealt to this contributor; one that is known may come again."""
+        """Note a group that was dealt to this contributor; one that is known may come again.
+
+        Either used a credit at the learner. That of a known one is granted anew, since it takes no room.
+        """
+        self._credit_outstanding -= 1
         if group.group_id not in self.held_group_ids:
-            self._credit_outstanding = max(0, self._credit_outstanding - 1)
             self._held[group.group_id] = group
 
     def taken(self, group_ids: Iterable[str]) -> None:

@@ -209,9 +209,10 @@ class Deals:
         self._hands[name].newest_deal = self._batches
 
     def found(self, group: RolloutGroup) -> str:
-        """Take a group that has come for who claims it; return who that is."""
+        """Take a group that has come for who claims it, to be sent to it; return who that is."""
         place = self._dealt[group.group_id]
         place.group = group
+        self._hands[place.contributor].credits -= 1
         return place.contributor
 
     def is_claimed(self, group_id: str) -> bool:

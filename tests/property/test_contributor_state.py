@@ -216,6 +216,22 @@ class Rounds(RuleBasedStateMachine):
         self.learner.at_contributor.add(name)
         self.state.delivered(group(name))
 
+    @precondition(lambda self: self.learner.credits > 0 and self.state.held_group_ids)
+    @rule(data=st.data())
+    def deal_again(self, data: st.DataObject) -> None:
+        self.learner.credits -= 1
+        self.state.delivered(group(data.draw(st.sampled_from(sorted(self.state.held_group_ids)))))
+
+    @invariant()
+    def nothing_waits_for_a_credit_that_neither_has(self) -> None:
+        """What the learner may send fills the room, once everything owed is sent."""
+        if (terms := self.state.terms) is not None:
+            owed = self.state.take_owed()
+            self.learner.credits += owed.credit_groups
+            self.received = self.received if owed.contribution is None else owed.contribution.number
+            if not self.state.held_groups:
+                assert self.learner.credits >= terms.batch_groups
+
     @rule(data=st.data())
     def take_back(self, data: st.DataObject) -> None:
         held = sorted(set(self.state.held_group_ids) - set(self.state.travelling_group_ids))

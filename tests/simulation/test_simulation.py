@@ -73,6 +73,7 @@ def test_contributions_of_several_batches_come_together_under_a_low_bound_on_sta
         pytest.param(30158, id="groups that a contributor claims and passes over"),
         pytest.param(40065, id="groups that a contributor claims, in a full buffer"),
         pytest.param(50011, id="one with a part of a contribution comes after all others each time"),
+        pytest.param(90629, id="a group that its contributor has is dealt to it again, for a credit"),
         pytest.param(60237, id="groups that taught nothing, of a contribution merged before a kill"),
     ],
 )
