@@ -224,7 +224,7 @@ class Rounds(RuleBasedStateMachine):
 
     @invariant()
     def nothing_waits_for_a_credit_that_neither_has(self) -> None:
-        """What the learner may send fills the room, once everything owed is sent."""
+        """Once everything owed is sent, a contributor without groups may be sent a batch."""
         if (terms := self.state.terms) is not None:
             owed = self.state.take_owed()
             self.learner.credits += owed.credit_groups
